@@ -1,4 +1,5 @@
-//! A message back and forth over a reliable connection, as `ibv_rc_pingpong` does it: either end may be that program.
+//! Ping-pong over a reliable connection, compatible with `ibv_rc_pingpong`: either end may be that
+//! program.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 01_rc_pingpong                      both ends here, on soft devices
@@ -7,7 +8,8 @@
 //! ibv_rc_pingpong -d rxe0 -g 1 10.9.0.2                                              or this, to the same server
 //! ```
 //!
-//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this machine.
+//! A soft device listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this
+//! host.
 
 #![forbid(unsafe_code)]
 
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The end that the command line asks for.
+/// Runs the end that the command line selects.
 fn one_end(options: &Options) -> Result<()> {
     let library = if options.device.starts_with("soft") {
         Library::new(api())
@@ -58,12 +60,12 @@ fn one_end(options: &Options) -> Result<()> {
     };
     let context = library.open(&options.device)?;
     match &options.server {
-        None => pingpong::serve(&context, options, Rendezvous::listen(options.port)?),
-        Some(server) => pingpong::ask(&context, options, server),
+        None => pingpong::run_server(&context, options, Rendezvous::listen(options.port)?),
+        Some(server) => pingpong::run_client(&context, options, server),
     }
 }
 
-/// A server in a thread and a client here, each on a soft device of its own.
+/// A server in a thread and a client here, each on its own soft device.
 fn both_ends(options: &Options) -> Result<()> {
     let device = |n: u8| DeviceConfig {
         address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 10 + n))),
@@ -72,15 +74,15 @@ fn both_ends(options: &Options) -> Result<()> {
     configure(vec![device(0), device(1)])?;
     let library = Library::new(api());
     let (server, client) = (library.open("soft0")?, library.open("soft1")?);
-    // Any port that is free: nobody else has to find it.
+    // Any free port: only this process connects to it.
     let rendezvous = Rendezvous::listen(0)?;
     let options = Options {
         port: rendezvous.port()?,
         ..options.clone()
     };
     thread::scope(|scope| {
-        let serving = scope.spawn(|| pingpong::serve(&server, &options, rendezvous));
-        pingpong::ask(&client, &options, "127.0.0.1")?;
-        serving.join().map_err(|_| "the server panicked")?
+        let server_thread = scope.spawn(|| pingpong::run_server(&server, &options, rendezvous));
+        pingpong::run_client(&client, &options, "127.0.0.1")?;
+        server_thread.join().map_err(|_| "the server panicked")?
     })
 }

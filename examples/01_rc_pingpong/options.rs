@@ -1,4 +1,4 @@
-//! The command line: the options of `ibv_rc_pingpong` that matter here.
+//! The command line: a subset of the options of `ibv_rc_pingpong`.
 
 use std::str::FromStr;
 
@@ -9,25 +9,23 @@ use crate::Result;
 pub(crate) const USAGE: &str = "\
 usage: 01_rc_pingpong [-d DEVICE] [-g INDEX] [-p PORT] [-s BYTES] [-m MTU] [-n TIMES] [SERVER]
   -d DEVICE   soft0, or a device of the system's such as mlx5_0 or rxe0; without it both ends run here
-  -g INDEX    index of the GID to use (default: the one that reaches furthest)
+  -g INDEX    index of the GID to use (default: the RoCEv2 IPv4 one if there is one)
   -p PORT     TCP port of the server (default 18515)
   -s BYTES    length of the message (default 4096)
   -m MTU      path MTU in bytes (default 1024)
   -n TIMES    how often it goes back and forth (default 1000)
   SERVER      name or address of the server; without it this is the server";
 
-/// What the command line says.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Empty for both ends here.
+    /// Empty: both ends here.
     pub(crate) device: String,
     pub(crate) gid_index: Option<u8>,
     pub(crate) port: u16,
-    /// The length of the message in bytes.
     pub(crate) size: usize,
     pub(crate) mtu: Mtu,
     pub(crate) times: u32,
-    /// `None` for the server itself.
+    /// `None`: this is the server.
     pub(crate) server: Option<String>,
 }
 

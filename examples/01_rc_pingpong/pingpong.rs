@@ -1,4 +1,4 @@
-//! The game itself: the client sends, the server sends back what it got.
+//! The two ends: the client sends a message, the server sends it back.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -7,29 +7,31 @@ use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair,
 
 use crate::Result;
 use crate::options::Options;
-use crate::rendezvous::{Rendezvous, meet};
+use crate::rendezvous::{Rendezvous, exchange_endpoints};
 
-/// What the message is made of: that of `ibv_rc_pingpong`, whose `-c` checks that every page begins with a zero.
+/// The message content of `ibv_rc_pingpong`, whose `-c` checks that every page begins with a zero.
 const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
 
-/// What an end has before it is connected: two buffers, so that one can receive while the other sends.
-struct Table {
-    returns: Returns,
+/// An end before it is connected, with two buffers, so that one can receive while the other sends.
+struct LocalEnd {
+    completed: Completed,
     qp: PreparedQueuePair,
     spare: Buffer<Local>,
 }
 
-/// The completion queue, and the buffers that came back before they were asked for: the answer may be here before our own request is acknowledged.
-struct Returns {
+/// The completion queue, and buffers whose completions came early: the reply may arrive before the
+/// own send is acknowledged.
+struct Completed {
     cq: CompletionQueue,
     size: usize,
     sent: Option<Buffer<Local>>,
     received: Option<Buffer<Local>>,
 }
 
-/// Makes a queue pair with one receive posted: the first message may come as soon as the other end knows of it.
-fn prepare(context: &Context, options: &Options) -> Result<Table> {
+/// Creates a queue pair with one receive posted: the first message may arrive as soon as the peer
+/// has the endpoint.
+fn prepare(context: &Context, options: &Options) -> Result<LocalEnd> {
     let pd = context.protection_domain()?;
     let cq = context.completion_queue(4)?;
     let mut builder = pd.queue_pair(&cq).send_depth(2).recv_depth(2).mtu(options.mtu);
@@ -42,19 +44,19 @@ fn prepare(context: &Context, options: &Options) -> Result<Table> {
         .collect();
     qp.receive(pd.register(vec![0; options.size], Local)?)?;
     let spare = pd.register(message, Local)?;
-    let returns = Returns {
+    let completed = Completed {
         cq,
         size: options.size,
         sent: None,
         received: None,
     };
-    Ok(Table { returns, qp, spare })
+    Ok(LocalEnd { completed, qp, spare })
 }
 
-/// The server: returns every message.
-pub(crate) fn serve(context: &Context, options: &Options, rendezvous: Rendezvous) -> Result<()> {
-    let Table {
-        mut returns,
+/// The server: sends every message back.
+pub(crate) fn run_server(context: &Context, options: &Options, rendezvous: Rendezvous) -> Result<()> {
+    let LocalEnd {
+        mut completed,
         qp,
         mut spare,
     } = prepare(context, options)?;
@@ -62,30 +64,30 @@ pub(crate) fn serve(context: &Context, options: &Options, rendezvous: Rendezvous
     let mut qp = rendezvous.accept(&ours, |theirs| Ok(qp.connect(theirs)?))?;
     let start = Instant::now();
     for round in 0..options.times {
-        let message = returns.wait(Queue::Receive)?;
+        let message = completed.wait(Queue::Receive)?;
         check(&message, round)?;
         // The next message may come as soon as this one is back.
         qp.receive(spare)?;
         send(&mut qp, message)?;
-        spare = returns.wait(Queue::Send)?;
+        spare = completed.wait(Queue::Send)?;
     }
     report("server", options, start)
 }
 
-/// The client: sends, and wants to have it back as it was.
-pub(crate) fn ask(context: &Context, options: &Options, server: &str) -> Result<()> {
-    let Table {
-        mut returns,
+/// The client: sends the message, and checks that it returns unchanged.
+pub(crate) fn run_client(context: &Context, options: &Options, server: &str) -> Result<()> {
+    let LocalEnd {
+        mut completed,
         qp,
         spare: mut message,
     } = prepare(context, options)?;
-    let theirs = meet(server, options.port, &qp.endpoint())?;
+    let theirs = exchange_endpoints(server, options.port, &qp.endpoint())?;
     let mut qp = qp.connect(&theirs)?;
     let start = Instant::now();
     for round in 0..options.times {
         send(&mut qp, message)?;
-        message = returns.wait(Queue::Send)?;
-        let answer = returns.wait(Queue::Receive)?;
+        message = completed.wait(Queue::Send)?;
+        let answer = completed.wait(Queue::Receive)?;
         if *answer != *message {
             return Err(format!("message {round} came back changed").into());
         }
@@ -101,8 +103,9 @@ fn send(qp: &mut QueuePair, message: Buffer<Local>) -> Result<()> {
     Ok(())
 }
 
-impl Returns {
-    /// Waits for the request of `queue` that is in flight, and takes its buffer back.
+impl Completed {
+    /// Waits for the completion of the request of `queue` that is in flight, and returns its
+    /// buffer.
     fn wait(&mut self, queue: Queue) -> Result<Buffer<Local>> {
         loop {
             let back = if queue == Queue::Send {
@@ -135,7 +138,7 @@ impl Returns {
     }
 }
 
-/// Every byte is what a pingpong sends; a page's first one depends on the client's `-c`.
+/// Checks every byte; the first one of a page depends on the client's `-c`.
 fn check(message: &[u8], round: u32) -> Result<()> {
     let right = |i: usize, byte: u8| byte == FILL || byte == 0 && i.is_multiple_of(PAGE);
     match message.iter().enumerate().find(|&(i, &byte)| !right(i, byte)) {

@@ -1,7 +1,9 @@
-//! How the two ends find each other before RDMA can: a TCP connection on which each says where its queue pair is, in one line of text.
+//! Exchange of the endpoints over a TCP connection before RDMA is possible, in one line of text
+//! each.
 //!
-//! The lines are those of `ibv_rc_pingpong`: LID, queue pair number, first sequence number and GID in hexadecimal, colons between, a NUL at the end. The
-//! client speaks first; the server connects its queue pair before it answers; the client ends with `done`.
+//! The format is that of `ibv_rc_pingpong`: LID, queue pair number, first PSN and GID in
+//! hexadecimal, separated by colons and terminated by a NUL. The client sends first; the server
+//! connects its queue pair before it answers; the client ends with `done`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
@@ -11,15 +13,14 @@ use doorbell_verbs::{Endpoint, Gid, Lid, Mtu, Psn, Qpn, QueuePair};
 use crate::Result;
 
 /// `0000:000000:000000:` and 32 digits, and the NUL.
-const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
+const ENCODED_LEN: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 const DONE: [u8; 5] = *b"done\0";
 
-/// A server waiting to be found.
 #[derive(Debug)]
 pub(crate) struct Rendezvous(TcpListener);
 
 impl Rendezvous {
-    /// Listens on `port`, or on any that is free for 0, in IPv6 and IPv4.
+    /// Listens on `port`, or on any free port for 0, in IPv6 and IPv4.
     pub(crate) fn listen(port: u16) -> Result<Self> {
         let listener =
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
@@ -30,7 +31,7 @@ impl Rendezvous {
         Ok(self.0.local_addr()?.port())
     }
 
-    /// Waits for a client, has `connect` connect to its queue pair, and tells it where ours is.
+    /// Waits for a client, connects to its queue pair by `connect`, and sends it the own endpoint.
     pub(crate) fn accept(
         self,
         ours: &Endpoint,
@@ -39,7 +40,7 @@ impl Rendezvous {
         let (mut stream, _) = self.0.accept()?;
         let theirs = receive(&mut stream, ours.mtu)?;
         let qp = connect(&theirs)?;
-        stream.write_all(&line(ours))?;
+        stream.write_all(&encode(ours))?;
         let mut done = [0; DONE.len()];
         stream
             .read_exact(&mut done)
@@ -48,17 +49,17 @@ impl Rendezvous {
     }
 }
 
-/// Tells a server where our queue pair is, and gets where its own is.
-pub(crate) fn meet(server: &str, port: u16, ours: &Endpoint) -> Result<Endpoint> {
+/// Sends the own endpoint to a server, and returns the server's.
+pub(crate) fn exchange_endpoints(server: &str, port: u16, ours: &Endpoint) -> Result<Endpoint> {
     let mut stream =
         TcpStream::connect((server, port)).map_err(|error| format!("{server}, TCP port {port}: {error}"))?;
-    stream.write_all(&line(ours))?;
+    stream.write_all(&encode(ours))?;
     let theirs = receive(&mut stream, ours.mtu)?;
     stream.write_all(&DONE)?;
     Ok(theirs)
 }
 
-fn line(endpoint: &Endpoint) -> [u8; LINE] {
+fn encode(endpoint: &Endpoint) -> [u8; ENCODED_LEN] {
     let gid: String = endpoint.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
     let text = format!(
         "{:04x}:{:06x}:{:06x}:{gid}\0",
@@ -70,15 +71,15 @@ fn line(endpoint: &Endpoint) -> [u8; LINE] {
 }
 
 fn receive(stream: &mut TcpStream, mtu: Mtu) -> Result<Endpoint> {
-    let mut bytes = [0; LINE];
+    let mut bytes = [0; ENCODED_LEN];
     stream
         .read_exact(&mut bytes)
-        .map_err(|error| format!("the other end said too little: {error}"))?;
+        .map_err(|error| format!("the other end sent too little: {error}"))?;
     parse(&bytes, mtu).ok_or_else(|| format!("not a pingpong: {}", bytes.escape_ascii()).into())
 }
 
-/// The line says nothing of the MTU: both ends are to be told the same one.
-fn parse(bytes: &[u8; LINE], mtu: Mtu) -> Option<Endpoint> {
+/// The line contains no MTU: both ends must be given the same.
+fn parse(bytes: &[u8; ENCODED_LEN], mtu: Mtu) -> Option<Endpoint> {
     let text = std::str::from_utf8(bytes.strip_suffix(b"\0")?).ok()?;
     let mut parts = text.split(':');
     let mut number = || u32::from_str_radix(parts.next()?, 16).ok();
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_as_written() {
+    fn an_endpoint_is_parsed_as_encoded() {
         let endpoint = Endpoint {
             gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, 1]),
             lid: Lid(0),
@@ -109,20 +110,20 @@ mod tests {
             rd_atomic: 1,
         };
         assert_eq!(
-            &line(&endpoint),
+            &encode(&endpoint),
             b"0000:001234:abcdef:00000000000000000000ffff0a090001\0"
         );
-        assert_eq!(parse(&line(&endpoint), Mtu::B1024), Some(endpoint));
+        assert_eq!(parse(&encode(&endpoint), Mtu::B1024), Some(endpoint));
     }
 
     #[test]
-    fn other_lines_are_refused() {
+    fn malformed_endpoints_are_refused() {
         for text in [
             "0000:001234:abcdef;00000000000000000000ffff0a090001\0",
             "xxxx:001234:abcdef:00000000000000000000ffff0a090001\0",
         ] {
             assert_eq!(parse(text.as_bytes().try_into().unwrap(), Mtu::B1024), None);
         }
-        assert_eq!(parse(&[b'0'; LINE], Mtu::B1024), None);
+        assert_eq!(parse(&[b'0'; ENCODED_LEN], Mtu::B1024), None);
     }
 }

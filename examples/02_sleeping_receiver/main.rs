@@ -1,11 +1,13 @@
-//! A receiver that sleeps: between two messages its thread takes no processor time, where one that polls takes all of it.
+//! A receiver that sleeps: between two messages its thread uses no CPU time, where a busy-polling
+//! one uses a whole core.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 02_sleeping_receiver
 //! ```
 //!
-//! The completion queue is made on a completion channel, and [`CompletionQueue::wait`] sleeps on that until there is something to poll. At last the
-//! sender writes by a key that the receiver never gave: of that no completion tells the receiver, but an asynchronous event.
+//! The completion queue is created on a completion channel, and [`CompletionQueue::wait`] sleeps on
+//! that until there are completions. In the end the sender writes with an rkey that the receiver
+//! never gave out: the receiver gets no completion for that, but an asynchronous event.
 
 #![forbid(unsafe_code)]
 
@@ -19,8 +21,7 @@ use doorbell_verbs::{
     Write,
 };
 
-/// Longer than a message takes to come, on a busy machine too: after that the sender is taken for dead.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGES: u32 = 5;
 const BYTES: usize = 64;
 
@@ -28,11 +29,11 @@ fn main() -> ExitCode {
     report(run())
 }
 
-/// One end, not connected yet: its queue pair, completion queue, and a buffer.
+/// One end before it is connected: its queue pair, completion queue, and a buffer.
 fn prepare(context: &Context) -> Result<(PreparedQueuePair, CompletionQueue, Buffer), Error> {
     let pd = context.protection_domain()?;
     let channel = context.completion_channel()?;
-    // The queue keeps the channel: it is needed for no more than this.
+    // The queue holds the channel, so the handle may be dropped.
     let cq = context.completion_queue_on(&channel, 16)?;
     let qp = pd
         .queue_pair(&cq)
@@ -60,20 +61,20 @@ fn run() -> Result<(), Error> {
             qpn: receiver.qpn(),
             event: QueuePairEvent::AccessError,
         };
-        match events.wait(PATIENCE)? {
-            Some(event) if event == refused => println!("a write by a key of its own making: refused"),
+        match events.wait(TIMEOUT)? {
+            Some(event) if event == refused => println!("a write with an invalid key: refused"),
             other => return Err(format!("expected {refused:?}, got {other:?}").into()),
         }
         sending.join().map_err(|_| "the sender panicked")?
     })
 }
 
-/// Receives all messages, asleep until each comes.
+/// Receives all messages, sleeping in between.
 fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
     let mut count = 0;
     while count < MESSAGES {
         let mut any = false;
-        for mut done in cq.wait(PATIENCE)? {
+        for mut done in cq.wait(TIMEOUT)? {
             any = true;
             let Success::Receive { len, imm: Some(number) } = done.result()? else {
                 return Err(format!("expected a message, got {done:?}").into());
@@ -87,13 +88,14 @@ fn receive(qp: &mut QueuePair, cq: &mut CompletionQueue) -> Result<(), Error> {
             qp.receive(inbox)?;
         }
         if !any {
-            return Err("the sender says nothing more".into());
+            return Err("the sender stopped sending".into());
         }
     }
     Ok(())
 }
 
-/// Sends a message now and then, and at last writes by a key that nobody gave it. It sleeps, too, until each is acknowledged.
+/// Sends messages at intervals, and in the end writes with an invalid rkey. It also sleeps until
+/// each is acknowledged.
 fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Result<(), Error> {
     for number in 0..MESSAGES {
         thread::sleep(Duration::from_millis(50));
@@ -101,7 +103,7 @@ fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Resu
         qp.post(|batch| {
             batch.send(message).imm(number).signalled();
         })?;
-        let mut done = cq.wait(PATIENCE)?.next().ok_or("no acknowledgement")?;
+        let mut done = cq.wait(TIMEOUT)?.next().ok_or("no acknowledgement")?;
         done.result()?;
         message = done.take().ok_or("a send gives its buffer back")?;
     }
@@ -110,7 +112,7 @@ fn send(mut qp: QueuePair, mut cq: CompletionQueue, mut message: Buffer) -> Resu
             .write(message, Remote::<Write>::from_raw(0, 0, BYTES as u64))
             .signalled();
     })?;
-    let done = cq.wait(PATIENCE)?.next().ok_or("no refusal")?;
+    let done = cq.wait(TIMEOUT)?.next().ok_or("no refusal")?;
     match done.result() {
         Ok(success) => Err(format!("a write by no key succeeded: {success:?}").into()),
         Err(_) => Ok(()),

@@ -1,10 +1,12 @@
-//! Many connections served by tasks of one thread: each awaits its own completion queue, all are told by one completion channel.
+//! Many connections served by tasks of one thread: each awaits its own completion queue, all queues
+//! report to one completion channel.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 03_tokio
 //! ```
 //!
-//! Every client sends a number and awaits its double. With the feature `tokio` of `doorbell-verbs`, a [`TokioChannel`] takes the place of the thread's sleep.
+//! Every client sends a number and awaits its double. With the feature `tokio` of `doorbell-verbs`,
+//! a [`TokioChannel`] replaces the sleeping thread.
 
 #![forbid(unsafe_code)]
 
@@ -21,8 +23,7 @@ use doorbell_verbs::{
 const CLIENTS: u64 = 8;
 const ROUNDS: u64 = 50;
 const WORD: usize = size_of::<u64>();
-/// Longer than all of it takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let result = tokio::runtime::Builder::new_current_thread()
@@ -46,18 +47,19 @@ async fn run() -> Result<(), Error> {
     for number in 0..CLIENTS {
         let (client, server) = (clients.prepare()?, servers.prepare()?);
         let (to_client, to_server) = (client.qp.endpoint(), server.qp.endpoint());
-        tasks.push(tokio::spawn(serve(server.connect(&to_client)?)));
-        tasks.push(tokio::spawn(ask(client.connect(&to_server)?, number)));
+        tasks.push(tokio::spawn(run_server(server.connect(&to_client)?)));
+        tasks.push(tokio::spawn(run_client(client.connect(&to_server)?, number)));
     }
     let all = async {
-        // Kept until all are done: a connection that goes cannot acknowledge again what its peer has sent, should that be needed.
+        // Kept until all are done: a dropped connection cannot acknowledge a retransmission of its
+        // peer.
         let mut done = Vec::new();
         for task in tasks {
             done.push(task.await??);
         }
         Ok::<_, Error>(done)
     };
-    tokio::time::timeout(PATIENCE, all).await??;
+    tokio::time::timeout(TIMEOUT, all).await??;
     println!("{CLIENTS} clients, {ROUNDS} answers each");
     Ok(())
 }
@@ -68,7 +70,7 @@ struct Side {
     channel: Arc<TokioChannel>,
 }
 
-/// A connection that is half made.
+/// A connection before its queue pair is connected.
 struct Prepared {
     qp: PreparedQueuePair,
     cq: CompletionQueue,
@@ -76,7 +78,7 @@ struct Prepared {
     message: Buffer,
 }
 
-/// A connection, with the buffers that are not in flight: at most one comes in while another goes out.
+/// A connection, with the buffers that are not in flight: at most one receives while another sends.
 struct Connection {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -143,7 +145,7 @@ impl Connection {
         Ok(number)
     }
 
-    /// Awaits completions, and keeps the buffers that they give back.
+    /// Awaits completions, and keeps the buffers that they return.
     async fn completions(&mut self) -> Result<(), Error> {
         for mut done in self.channel.completions(&mut self.cq, Notify::Any).await? {
             done.result()?;
@@ -155,7 +157,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Awaits the acknowledgement of what was sent: dropping the connection would take it back.
+    /// Awaits the acknowledgement of the last send: dropping the connection would flush it.
     async fn finish(&mut self) -> Result<(), Error> {
         while self.sent.is_none() {
             self.completions().await?;
@@ -164,8 +166,8 @@ impl Connection {
     }
 }
 
-/// Answers every number by its double.
-async fn serve(mut connection: Connection) -> Result<Connection, Error> {
+/// Replies to every number with its double.
+async fn run_server(mut connection: Connection) -> Result<Connection, Error> {
     for _ in 0..ROUNDS {
         let number = connection.receive().await?;
         connection.send(2 * number).await?;
@@ -174,13 +176,13 @@ async fn serve(mut connection: Connection) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-async fn ask(mut connection: Connection, client: u64) -> Result<Connection, Error> {
+async fn run_client(mut connection: Connection, client: u64) -> Result<Connection, Error> {
     for round in 0..ROUNDS {
         let number = client << 32 | round;
         connection.send(number).await?;
         let answer = connection.receive().await?;
         if answer != 2 * number {
-            return Err(format!("client {client} asked for the double of {number}, and was told {answer}").into());
+            return Err(format!("client {client}: expected the double of {number}, got {answer}").into());
         }
     }
     connection.finish().await?;

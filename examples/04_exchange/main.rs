@@ -1,4 +1,5 @@
-//! Two programs that know nothing but a TCP address connect their queue pairs and give each other a key; one writes to the other's memory.
+//! Two programs that share only a TCP address connect their queue pairs and exchange a key; one
+//! writes to the other's memory.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 04_exchange                  both ends here, on soft devices
@@ -6,7 +7,8 @@
 //! 04_exchange mlx5_0 connect server:18516
 //! ```
 //!
-//! Either end may be on a soft device too (`soft0`), which listens on loopback unless `DOORBELL_SOFT_ADDR` names another address of this machine.
+//! Either end may be on a soft device too (`soft0`), which listens on loopback unless
+//! `DOORBELL_SOFT_ADDR` names another address of this host.
 
 #![forbid(unsafe_code)]
 
@@ -21,17 +23,16 @@ use doorbell_verbs::{Context, Library, Local, Queue, Remote, RemoteWrite, Write}
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// How long each end waits for the other.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LETTER: &str = "Written into your memory, and you were not asked.";
+const TIMEOUT: Duration = Duration::from_secs(30);
+const MESSAGE: &str = "Written into your memory by RDMA WRITE.";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match *args {
         [] => both_ends(),
-        [device, "listen", at] => open(device).and_then(|device| read_letter(&device, &Listener::bind(at)?)),
-        [device, "connect", to] => open(device).and_then(|device| write_letter(&device, to)),
+        [device, "listen", at] => open(device).and_then(|device| run_reader(&device, &Listener::bind(at)?)),
+        [device, "connect", to] => open(device).and_then(|device| run_writer(&device, to)),
         _ => {
             eprintln!("usage: 04_exchange [DEVICE listen|connect ADDRESS:PORT]");
             return ExitCode::from(2);
@@ -64,15 +65,15 @@ fn both_ends() -> Result<()> {
     let listener = Listener::bind("127.0.0.1:0")?;
     let address = listener.local_addr().to_string();
     thread::scope(|scope| {
-        let reader = scope.spawn(|| read_letter(&open("soft0")?, &listener));
-        let written = write_letter(&open("soft1")?, &address);
+        let reader = scope.spawn(|| run_reader(&open("soft0")?, &listener));
+        let written = run_writer(&open("soft1")?, &address);
         reader.join().map_err(|_| "the reader panicked")??;
         written
     })
 }
 
-/// Gives whoever comes a key to its memory, and reads what is there once it is told to.
-fn read_letter(device: &Context, listener: &Listener) -> Result<()> {
+/// Gives the connecting peer a key to its memory, and reads that after the peer's message.
+fn run_reader(device: &Context, listener: &Listener) -> Result<()> {
     let pd = device.protection_domain()?;
     let mut cq = device.completion_queue(8)?;
     let mut qp = pd
@@ -81,46 +82,46 @@ fn read_letter(device: &Context, listener: &Listener) -> Result<()> {
         .recv_depth(4)
         .allow_remote_write()
         .rc()?;
-    let inbox = pd.register(vec![0; LETTER.len()], RemoteWrite)?;
+    let inbox = pd.register(vec![0; MESSAGE.len()], RemoteWrite)?;
     qp.receive(pd.register(vec![0; 8], Local)?)?;
 
-    let mut exchange = listener.accept(PATIENCE)?;
+    let mut exchange = listener.accept(TIMEOUT)?;
     let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
 
-    // The message comes after the WRITE in the same queue pair, so what was written is there.
+    // The message comes after the WRITE on the same queue pair, so the written data is there.
     wait(&mut cq, Queue::Receive)?;
-    let mut letter = vec![0; LETTER.len()];
-    inbox.read_at(0, &mut letter);
-    let letter = String::from_utf8(letter)?;
-    if letter != LETTER {
-        return Err(format!("another letter: {letter:?}").into());
+    let mut message = vec![0; MESSAGE.len()];
+    inbox.read_at(0, &mut message);
+    let message = String::from_utf8(message)?;
+    if message != MESSAGE {
+        return Err(format!("another message: {message:?}").into());
     }
-    println!("{letter}");
+    println!("{message}");
     Ok(exchange.finish()?)
 }
 
-/// Writes to the memory that the other end gives a key to, and says so.
-fn write_letter(device: &Context, to: &str) -> Result<()> {
+/// Writes to the memory that the peer gave a key to, and then sends a message.
+fn run_writer(device: &Context, to: &str) -> Result<()> {
     let pd = device.protection_domain()?;
     let mut cq = device.completion_queue(8)?;
     let qp = pd.queue_pair(&cq).send_depth(4).recv_depth(4).max_inline(4).rc()?;
-    let letter = pd.register(LETTER.as_bytes().to_vec(), Local)?;
+    let message = pd.register(MESSAGE.as_bytes().to_vec(), Local)?;
 
-    let mut exchange = Exchange::connect(to, PATIENCE)?;
-    let (mut qp, said) = exchange.pair(qp, b"")?;
-    let inbox: Remote<Write> = Remote::from_bytes(said.as_slice().try_into()?)?;
+    let mut exchange = Exchange::connect(to, TIMEOUT)?;
+    let (mut qp, peer_data) = exchange.pair(qp, b"")?;
+    let inbox: Remote<Write> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
 
     qp.post(|batch| {
-        batch.write(letter, inbox);
+        batch.write(message, inbox);
         batch.send_inline(b"sent").signalled();
     })?;
     wait(&mut cq, Queue::Send)?;
-    // Not earlier: a queue pair that is gone acknowledges nothing.
+    // Not earlier: a destroyed queue pair acknowledges nothing.
     Ok(exchange.finish()?)
 }
 
 fn wait(cq: &mut doorbell_verbs::CompletionQueue, queue: Queue) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         for done in cq.poll()? {
             done.result()?;
@@ -129,5 +130,5 @@ fn wait(cq: &mut doorbell_verbs::CompletionQueue, queue: Queue) -> Result<()> {
             }
         }
     }
-    Err(format!("nothing completed in {PATIENCE:?}").into())
+    Err(format!("nothing completed in {TIMEOUT:?}").into())
 }

@@ -4,8 +4,10 @@
 //! cargo run --release -p doorbell-examples --bin 05_datagrams
 //! ```
 //!
-//! A UD queue pair is in use as soon as it is made. Clients know the server's [`UdEndpoint`]; the server learns where a client is from the completion of its
-//! question, and the header that lies in front of it in the buffer. Datagrams may be lost, and nobody is told: a client that hears nothing asks again.
+//! A UD queue pair is ready as soon as it is created. Clients know the server's [`UdEndpoint`]; the
+//! server learns a client's address from the completion of its request, and from the GRH in front
+//! of it in the buffer. Datagrams may be lost without any error: a client that gets no reply sends
+//! its request again.
 
 #![forbid(unsafe_code)]
 
@@ -20,19 +22,17 @@ use doorbell_verbs::{
 };
 
 const CLIENTS: u32 = 3;
-const QUESTIONS: u64 = 20;
-/// The longest message here, in bytes.
+const REQUESTS: u64 = 20;
 const MESSAGE: usize = 8;
-/// How long a client waits for an answer before it asks again.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// How often it asks before it gives up.
+/// How long a client waits for a reply before it sends again.
+const TIMEOUT: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 60;
 
 fn main() -> ExitCode {
     report(run())
 }
 
-/// A queue pair for datagrams, with its receives posted.
+/// A UD queue pair with its receives posted.
 struct Socket {
     pd: ProtectionDomain,
     qp: QueuePair<Ud>,
@@ -50,7 +50,7 @@ impl Socket {
             .recv_depth(16)
             .max_inline(MESSAGE as u32)
             .ud()?;
-        // Every receive has room for the header in front of the message.
+        // Every receive has space for the GRH in front of the message.
         for _ in 0..16 {
             qp.receive(pd.register(vec![0; GRH_BYTES + MESSAGE], Local)?)?;
         }
@@ -59,89 +59,93 @@ impl Socket {
 }
 
 fn run() -> Result<(), Error> {
-    let (asking, answering) = soft_pair()?;
-    let mut server = Socket::open(&answering)?;
-    let there = server.qp.endpoint();
-    let unserved = AtomicU32::new(CLIENTS);
-    let heard = thread::scope(|scope| {
-        let serving = scope.spawn(|| serve(&mut server, &unserved));
+    let (client_device, server_device) = soft_pair()?;
+    let mut server = Socket::open(&server_device)?;
+    let server_endpoint = server.qp.endpoint();
+    let active_clients = AtomicU32::new(CLIENTS);
+    let replies = thread::scope(|scope| {
+        let server_thread = scope.spawn(|| serve(&mut server, &active_clients));
         let clients: Vec<_> = (0..CLIENTS)
             .map(|_| {
                 scope.spawn(|| {
-                    let asked = Socket::open(&asking).and_then(|mut client| ask(&mut client, &there));
-                    unserved.fetch_sub(1, Ordering::Relaxed);
-                    asked
+                    let result =
+                        Socket::open(&client_device).and_then(|mut client| run_client(&mut client, &server_endpoint));
+                    active_clients.fetch_sub(1, Ordering::Relaxed);
+                    result
                 })
             })
             .collect();
-        let heard: Result<Vec<_>, Error> = clients
+        let replies: Result<Vec<_>, Error> = clients
             .into_iter()
             .map(|client| client.join().map_err(|_| "a client panicked")?)
             .collect();
-        serving.join().map_err(|_| "the server panicked")??;
-        heard
+        server_thread.join().map_err(|_| "the server panicked")??;
+        replies
     })?;
-    for (number, answers) in heard.into_iter().enumerate() {
-        println!("client {number}: {answers} answers from queue pair {}", there.qpn);
+    for (number, answers) in replies.into_iter().enumerate() {
+        println!(
+            "client {number}: {answers} answers from queue pair {}",
+            server_endpoint.qpn
+        );
     }
-    println!("the server knew none of them before they asked");
+    println!("the server knew no client before its first request");
     Ok(())
 }
 
-/// Answers every question with its square, to wherever it came from, until all clients are served.
-fn serve(server: &mut Socket, unserved: &AtomicU32) -> Result<(), Error> {
+/// Replies to every request with its square, until all clients are done.
+fn serve(server: &mut Socket, active_clients: &AtomicU32) -> Result<(), Error> {
     let Socket { pd, qp, cq } = server;
-    while unserved.load(Ordering::Relaxed) > 0 {
-        for mut done in cq.wait(PATIENCE)? {
+    while active_clients.load(Ordering::Relaxed) > 0 {
+        for mut done in cq.wait(TIMEOUT)? {
             done.result()?;
             let Some(datagram) = done.datagram() else { continue };
-            let question: Buffer = done.take().ok_or("a receive gives its buffer back")?;
-            let number = question[datagram.payload()].try_into().map(u64::from_be_bytes)?;
-            // The way back. It may be dropped as soon as the answer is posted.
-            let ah = pd.address_handle().reply_to(&datagram, &question)?;
-            let answer = (number * number).to_be_bytes();
-            qp.send_to_inline(&answer, &ah, datagram.source(), qp.endpoint().qkey)?;
-            qp.receive(question)?;
+            let request: Buffer = done.take().ok_or("a receive gives its buffer back")?;
+            let number = request[datagram.payload()].try_into().map(u64::from_be_bytes)?;
+            // The address of the sender. It may be dropped as soon as the reply is posted.
+            let ah = pd.address_handle().reply_to(&datagram, &request)?;
+            let reply = (number * number).to_be_bytes();
+            qp.send_to_inline(&reply, &ah, datagram.source(), qp.endpoint().qkey)?;
+            qp.receive(request)?;
         }
     }
     Ok(())
 }
 
-/// Asks its questions, one by one. How many were answered.
-fn ask(client: &mut Socket, server: &UdEndpoint) -> Result<u64, Error> {
+/// Sends its requests one by one. Returns how many were answered.
+fn run_client(client: &mut Socket, server: &UdEndpoint) -> Result<u64, Error> {
     let ah = client.pd.address_handle().to(server)?;
-    for number in 1..=QUESTIONS {
+    for number in 1..=REQUESTS {
         let mut attempts = 0;
         loop {
             if attempts == ATTEMPTS {
-                return Err(format!("no answer to {number}").into());
+                return Err(format!("no reply to {number}").into());
             }
             attempts += 1;
             client
                 .qp
                 .send_to_inline(&number.to_be_bytes(), &ah, server.qpn, server.qkey)?;
-            if heard(client, number * number)? {
+            if reply_arrived(client, number * number)? {
                 break;
             }
         }
     }
-    Ok(QUESTIONS)
+    Ok(REQUESTS)
 }
 
-/// Whether this answer comes in time. Others are of questions asked more than once.
-fn heard(client: &mut Socket, expected: u64) -> Result<bool, Error> {
-    let deadline = Instant::now() + PATIENCE;
+/// Whether the expected reply arrives in time. Other replies are of requests sent more than once.
+fn reply_arrived(client: &mut Socket, expected: u64) -> Result<bool, Error> {
+    let deadline = Instant::now() + TIMEOUT;
     let mut found = false;
     while !found && Instant::now() < deadline {
-        for mut done in client.cq.wait(PATIENCE)? {
+        for mut done in client.cq.wait(TIMEOUT)? {
             done.result()?;
             if done.queue() == Queue::Send {
                 continue;
             }
             let datagram = done.datagram().ok_or("what a UD queue pair receives is a datagram")?;
-            let answer: Buffer = done.take().ok_or("a receive gives its buffer back")?;
-            found |= answer[datagram.payload()] == expected.to_be_bytes();
-            client.qp.receive(answer)?;
+            let reply: Buffer = done.take().ok_or("a receive gives its buffer back")?;
+            found |= reply[datagram.payload()] == expected.to_be_bytes();
+            client.qp.receive(reply)?;
         }
     }
     Ok(found)

@@ -1,11 +1,13 @@
-//! A stream of RDMA WRITEs into a peer's memory, with flow control: as fast as the network and the reader allow, and no faster.
+//! A stream of RDMA WRITEs into a peer's memory with credit-based flow control: as fast as the
+//! network and the reader allow.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 06_stream_writes
 //! ```
 //!
-//! The reader gives the writer a key to a window of slots. Each WRITE fills a slot and carries its number as immediate data, which wakes the reader; the reader
-//! answers with how many slots it has emptied: credits, each for one more WRITE. The writer's buffers go round: a completion gives them back to be filled again.
+//! The reader gives the writer a key to a window of slots. Each WRITE fills a slot and carries its
+//! number as immediate data, which wakes the reader; the reader returns a credit for each slot that
+//! it has emptied. The writer's buffers circulate: a completion returns them for reuse.
 
 #![forbid(unsafe_code)]
 
@@ -19,20 +21,19 @@ use doorbell_verbs::{
     Success, Write,
 };
 
-/// Longer than the other end takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a slot.
 const CHUNK: usize = 16 << 10;
-/// How many chunks may be under way or unread.
+/// How many chunks may be in flight or unread.
 const SLOTS: u32 = 8;
-/// How many chunks are streamed.
 const CHUNKS: u32 = 1024;
 
 fn main() -> ExitCode {
     report(run())
 }
 
-/// One end, not connected yet, with `SLOTS` receives posted: for credits, or for what WRITEs with immediate data consume.
+/// One end before it is connected, with `SLOTS` receives posted: for credits, or consumed by WRITEs
+/// with immediate data.
 struct End {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -46,7 +47,7 @@ impl End {
         let cq = context.completion_queue_on(&channel, 4 * SLOTS)?;
         let builder = pd.queue_pair(&cq).send_depth(2 * SLOTS).recv_depth(SLOTS);
         let mut qp = builder.allow_remote_write().rc()?;
-        // No message here has bytes of its own; a receive has a buffer all the same.
+        // No message here has a payload; a receive has a buffer all the same.
         let receives = pd.register_chunks(vec![0; SLOTS as usize], 1, Local)?;
         qp.post_receives(|batch| receives.for_each(|byte| batch.receive(byte)))?;
         Ok(Self { pd, cq, qp })
@@ -57,7 +58,7 @@ fn run() -> Result<(), Error> {
     let (writing, reading) = soft_pair()?;
     let (writer, reader) = (End::prepare(&writing)?, End::prepare(&reading)?);
     let window = reader.pd.register(vec![0; CHUNK * SLOTS as usize], RemoteWrite)?;
-    // What an exchange over TCP would carry: see 04_exchange.
+    // In place of an exchange over TCP: see 04_exchange.
     let (to_writer, to_reader, key) = (writer.qp.endpoint(), reader.qp.endpoint(), window.remote());
     let mut sink = reader.qp.connect(&to_writer)?;
     let mut source = writer.qp.connect(&to_reader)?;
@@ -73,7 +74,7 @@ fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// What is in chunk `number`.
+/// The content of chunk `number`.
 fn byte(number: u32) -> u8 {
     (number % 251) as u8
 }
@@ -97,7 +98,8 @@ fn write(
             chunks.push((number, chunk));
         }
         if ready > 0 {
-            // One doorbell for all of them, and one completion, which confirms those before it.
+            // One doorbell for all of them, and one signaled completion, which confirms those
+            // before it.
             qp.post(|batch| {
                 for (number, chunk) in chunks {
                     let slot = slots[(number % SLOTS) as usize];
@@ -110,7 +112,7 @@ fn write(
             (next, credits) = (next + ready, credits - ready);
         }
         let mut any = false;
-        for mut done in cq.wait(PATIENCE)? {
+        for mut done in cq.wait(TIMEOUT)? {
             any = true;
             match done.result()? {
                 Success::Receive { imm: Some(emptied), .. } => {
@@ -131,14 +133,15 @@ fn write(
 fn read(qp: &mut QueuePair, cq: &mut CompletionQueue, window: &Buffer<RemoteWrite>) -> Result<(), Error> {
     let mut chunk = vec![0; CHUNK];
     let (mut next, mut unacknowledged) = (0, 0);
-    // Not done before the writer's device has the last credit: a queue pair that is dropped earlier would take it along.
+    // Not done before the writer's device has the last credit: dropping the queue pair earlier
+    // would flush it.
     while next < CHUNKS || unacknowledged > 0 {
         let (mut any, mut emptied) = (false, 0);
-        for mut done in cq.wait(PATIENCE)? {
+        for mut done in cq.wait(TIMEOUT)? {
             any = true;
             match done.result()? {
                 Success::ReceiveWrite { imm: number, .. } => {
-                    // The slot is filled, and nobody writes to it until its credit is given.
+                    // The slot is filled, and not written again before its credit is returned.
                     window.read_at((number % SLOTS) as usize * CHUNK, &mut chunk);
                     if number != next || chunk.iter().any(|&found| found != byte(number)) {
                         return Err(format!("chunk {number} in place of {next}, or not as it was written").into());
@@ -151,10 +154,10 @@ fn read(qp: &mut QueuePair, cq: &mut CompletionQueue, window: &Buffer<RemoteWrit
             }
         }
         if !any {
-            return Err("the writer says nothing more".into());
+            return Err("the writer stopped sending".into());
         }
         if emptied > 0 {
-            // The receives are posted again already, so that what the credits allow finds them.
+            // The receives are posted again already, ready for the WRITEs that the credits allow.
             qp.post(|batch| {
                 batch.send_inline(&[]).imm(emptied).signalled();
             })?;

@@ -1,11 +1,13 @@
-//! A table that others READ whenever they like, while its owner sleeps: no request reaches its processor.
+//! A table that peers READ at any time while its owner sleeps: one-sided operations do not involve
+//! its CPU.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 07_serve_reads
 //! ```
 //!
-//! The server registers the table for reading and gives out its endpoint and the key. Each client keeps several READs under way, and cuts from the key the record it
-//! wants; the server's device answers.
+//! The server registers the table for reading and gives out its endpoint and the key. Each client
+//! keeps several READs in flight, each of the part of the key that is one record; the server's
+//! device responds.
 
 #![forbid(unsafe_code)]
 
@@ -18,22 +20,20 @@ use doorbell_verbs::{
     Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, ProtectionDomain, Read, Remote, RemoteRead,
 };
 
-/// Longer than the server's device takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 3;
 /// Bytes of a record.
 const RECORD: usize = 4096;
 const RECORDS: usize = 256;
-/// How many records each client reads.
 const READS: u64 = 500;
-/// How many READs a client has under way.
+/// How many READs a client keeps in flight.
 const WINDOW: u8 = 8;
 
 fn main() -> ExitCode {
     report(run())
 }
 
-/// The table, and what its queue pairs are made on.
+/// The table, and the objects that its queue pairs are created on.
 struct Server {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -49,7 +49,7 @@ impl Server {
         Ok(Self { pd, cq, table })
     }
 
-    /// A queue pair for one client, who may READ as many records at once as its window has.
+    /// A queue pair for one client, which may have as many READs in flight as its window.
     fn prepare(&self) -> Result<PreparedQueuePair, Error> {
         let builder = self.pd.queue_pair(&self.cq).send_depth(1).recv_depth(1);
         Ok(builder.allow_remote_read().rd_atomic(WINDOW).rc()?)
@@ -57,13 +57,13 @@ impl Server {
 }
 
 fn run() -> Result<(), Error> {
-    let (asking, answering) = soft_pair()?;
-    let server = Server::open(&answering)?;
+    let (client_device, server_device) = soft_pair()?;
+    let server = Server::open(&server_device)?;
     let key = server.table.remote();
     let (mut clients, mut served) = (Vec::new(), Vec::new());
     for number in 0..CLIENTS {
-        // What an exchange over TCP would carry: see 04_exchange.
-        let (client, theirs) = (Client::prepare(&asking)?, server.prepare()?);
+        // In place of an exchange over TCP: see 04_exchange.
+        let (client, theirs) = (Client::prepare(&client_device)?, server.prepare()?);
         let (to_client, to_server) = (client.qp.endpoint(), theirs.endpoint());
         served.push(theirs.connect(&to_client)?);
         clients.push((number, client, to_server));
@@ -110,7 +110,7 @@ impl Client {
         })
     }
 
-    /// Reads records here and there, several at once. How many.
+    /// Reads scattered records, several at once. Returns how many.
     fn read(self, number: u64, server: &Endpoint, table: Remote<Read>) -> Result<u64, Error> {
         let Self {
             qp,
@@ -119,7 +119,7 @@ impl Client {
         } = self;
         let mut qp = qp.connect(server)?;
         let records: Vec<_> = table.chunks(RECORD as u64).collect();
-        // Which record a request asked for, by its sequence: they are counted from 0.
+        // The record of a request, by its sequence number, counted from 0.
         let wanted = |sequence: u64| ((sequence * 37 + number * 101) % RECORDS as u64) as usize;
         let mut done = 0;
         while done < READS {
@@ -133,7 +133,7 @@ impl Client {
                 }
             })?;
             let before = done;
-            for mut read in cq.wait(PATIENCE)? {
+            for mut read in cq.wait(TIMEOUT)? {
                 read.result()?;
                 let record: Buffer = read.take().ok_or("a READ gives its buffer back")?;
                 if record.iter().any(|&byte| byte != wanted(read.sequence()) as u8) {

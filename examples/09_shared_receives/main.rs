@@ -1,11 +1,12 @@
-//! One queue of receives for all clients: as many buffers as messages come at once, and not as many as that for each client.
+//! One shared receive queue for all clients: as many buffers as messages arrive at once, instead of
+//! as many for each client.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 09_shared_receives
 //! ```
 //!
-//! The server posts its receives to a shared receive queue, from which the queue pairs of all clients take them. Which client a message is from says its
-//! completion, by the tag that the client's queue pair was given.
+//! The server posts its receives to a shared receive queue (SRQ), from which the queue pairs of all
+//! clients consume them. A completion identifies the client by the tag of its queue pair.
 
 #![forbid(unsafe_code)]
 
@@ -19,16 +20,15 @@ use doorbell_verbs::{
     SharedReceiveQueue, Success,
 };
 
-/// Longer than the other end takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 8;
-const QUESTIONS: u64 = 50;
-/// Receives, of all clients together. When they are used up, clients are asked to send again.
+const REQUESTS: u64 = 50;
+/// Receives of all clients together. When they are used up, clients get RNR NAKs and send again.
 const RECEIVES: u32 = 4;
 /// Bytes of a message: a number.
 const MESSAGE: usize = 8;
-/// How many answers to one client may be under way.
-const ANSWERS: u32 = 16;
+/// How many replies to one client may be in flight.
+const REPLIES: u32 = 16;
 
 fn main() -> ExitCode {
     report(run())
@@ -37,17 +37,17 @@ fn main() -> ExitCode {
 struct Server {
     cq: CompletionQueue,
     srq: SharedReceiveQueue,
-    /// By the number of the client.
+    /// By client number.
     clients: Vec<QueuePair<SharedReceive<Rc>>>,
 }
 
 fn run() -> Result<(), Error> {
-    let (asking, answering) = soft_pair()?;
-    let (mut server, clients) = connect(&asking, &answering)?;
+    let (client_device, server_device) = soft_pair()?;
+    let (mut server, clients) = connect(&client_device, &server_device)?;
     let answers: Result<u64, Error> = thread::scope(|scope| {
         let clients: Vec<_> = clients
             .into_iter()
-            .map(|(client, server)| scope.spawn(move || client.ask(&server)))
+            .map(|(client, server)| scope.spawn(move || client.run(&server)))
             .collect();
         let served = serve(&mut server);
         let answers = clients
@@ -60,12 +60,12 @@ fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// The server with a queue pair for each client, and the clients, with what they connect to.
-fn connect(asking: &Context, answering: &Context) -> Result<(Server, Vec<(Client, Endpoint)>), Error> {
-    let pd = answering.protection_domain()?;
-    let channel = answering.completion_channel()?;
-    // The shared receives take their entries once, the answers for each client.
-    let cq = answering.completion_queue_on(&channel, RECEIVES + CLIENTS as u32 * ANSWERS)?;
+/// The server with a queue pair for each client, and the clients, each with its server endpoint.
+fn connect(client_device: &Context, server_device: &Context) -> Result<(Server, Vec<(Client, Endpoint)>), Error> {
+    let pd = server_device.protection_domain()?;
+    let channel = server_device.completion_channel()?;
+    // The shared receives take their entries once, the replies for each client.
+    let cq = server_device.completion_queue_on(&channel, RECEIVES + CLIENTS as u32 * REPLIES)?;
     let mut srq = pd.shared_receive_queue(RECEIVES).create()?;
     let buffers = pd.register_chunks(vec![0; MESSAGE * RECEIVES as usize], MESSAGE, Local)?;
     srq.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer)))?;
@@ -76,10 +76,10 @@ fn connect(asking: &Context, answering: &Context) -> Result<(Server, Vec<(Client
     };
     let mut clients = Vec::new();
     for number in 0..CLIENTS {
-        let client = Client::prepare(asking)?;
-        let builder = pd.queue_pair(&server.cq).send_depth(ANSWERS).max_inline(MESSAGE as u32);
+        let client = Client::prepare(client_device)?;
+        let builder = pd.queue_pair(&server.cq).send_depth(REPLIES).max_inline(MESSAGE as u32);
         let qp = builder.tag(number).shared_receive(&server.srq).rc()?;
-        // What an exchange over TCP would carry: see 04_exchange.
+        // In place of an exchange over TCP: see 04_exchange.
         let here = qp.endpoint();
         server.clients.push(qp.connect(&client.qp.endpoint())?);
         clients.push((client, here));
@@ -87,28 +87,27 @@ fn connect(asking: &Context, answering: &Context) -> Result<(Server, Vec<(Client
     Ok((server, clients))
 }
 
-/// Answers every question with its square.
+/// Replies to every request with its square.
 fn serve(server: &mut Server) -> Result<(), Error> {
     let Server { cq, srq, clients } = server;
     let mut answered = 0;
-    while answered < CLIENTS * QUESTIONS {
+    while answered < CLIENTS * REQUESTS {
         let mut any = false;
-        for mut done in cq.wait(PATIENCE)? {
+        for mut done in cq.wait(TIMEOUT)? {
             any = true;
             done.check()?;
             if done.queue() == Queue::Send {
                 continue;
             }
             let client = &mut clients[done.tag() as usize];
-            let question: Buffer = done.take().ok_or("a receive gives its buffer back")?;
-            let number = question[..].try_into().map(u64::from_be_bytes)?;
-            // For whoever asks next.
-            srq.receive(question)?;
+            let request: Buffer = done.take().ok_or("a receive gives its buffer back")?;
+            let number = request[..].try_into().map(u64::from_be_bytes)?;
+            srq.receive(request)?;
             client.send_inline(&(number * number).to_be_bytes())?;
             answered += 1;
         }
         if !any {
-            return Err("the clients ask nothing more".into());
+            return Err("the clients stopped sending".into());
         }
     }
     Ok(())
@@ -130,31 +129,31 @@ impl Client {
         Ok(Self { qp, cq })
     }
 
-    /// Asks its questions one by one. How many were answered.
-    fn ask(self, server: &Endpoint) -> Result<u64, Error> {
+    /// Sends its requests one by one. Returns how many were answered.
+    fn run(self, server: &Endpoint) -> Result<u64, Error> {
         let Self { qp, mut cq } = self;
         let mut qp = qp.connect(server)?;
-        for number in 1..=QUESTIONS {
+        for number in 1..=REQUESTS {
             qp.send_inline(&number.to_be_bytes())?;
-            let mut answer = None;
-            while answer.is_none() {
+            let mut reply = None;
+            while reply.is_none() {
                 let mut any = false;
-                for mut done in cq.wait(PATIENCE)? {
+                for mut done in cq.wait(TIMEOUT)? {
                     any = true;
                     if let Success::Receive { .. } = done.result()? {
                         let buffer: Buffer = done.take().ok_or("a receive gives its buffer back")?;
-                        answer = Some(buffer[..].try_into().map(u64::from_be_bytes)?);
+                        reply = Some(buffer[..].try_into().map(u64::from_be_bytes)?);
                         qp.receive(buffer)?;
                     }
                 }
                 if !any {
-                    return Err("the server does not answer".into());
+                    return Err("the server does not reply".into());
                 }
             }
-            if answer != Some(number * number) {
-                return Err(format!("{answer:?} is not the square of {number}").into());
+            if reply != Some(number * number) {
+                return Err(format!("{reply:?} is not the square of {number}").into());
             }
         }
-        Ok(QUESTIONS)
+        Ok(REQUESTS)
     }
 }

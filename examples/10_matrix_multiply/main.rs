@@ -1,12 +1,14 @@
-//! A matrix product whose rows are shared out over ranks, though their number cannot be divided by that of the ranks.
+//! A matrix product whose rows are distributed over ranks, in unequal parts.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 10_matrix_multiply -- --ranks 4
 //! mpirun -np 4 10_matrix_multiply
 //! ```
 //!
-//! Rank 0 has A and B. Each rank gets its rows of A, by a scatter with lengths of their own, and all of B, by a broadcast: both in one group, so that they get on beside each other. Rank 0 gathers the rows of the product, and compares
-//! them with what it has computed alone. All numbers are small integers, so that the sums are exact, and have to be equal.
+//! Rank 0 has A and B. Each rank gets its rows of A by a scatterv, and all of B by a broadcast:
+//! both in one group, so that they progress concurrently. Rank 0 gathers the rows of the product,
+//! and compares them with its own result. All values are small integers, so the sums are exact and
+//! must be equal.
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +20,9 @@ use doorbell_verbs::Context;
 
 /// Rows of A and of the product: a prime.
 const ROWS: usize = 509;
-/// Columns of A, rows of B.
 const INNER: usize = 96;
-/// Columns of B and of the product.
 const COLUMNS: usize = 130;
-/// Who has A and B, and gets the product.
+/// The rank that has A and B, and gets the product.
 const ROOT: Rank = Rank(0);
 
 fn main() -> ExitCode {
@@ -40,7 +40,7 @@ fn rank(device: &Context) -> Result<(), Error> {
     } else {
         (Vec::new(), vec![0.0; INNER * COLUMNS])
     };
-    // How many elements each rank has of a matrix with rows of this length.
+    // Elements of each rank, of a matrix with rows of this length.
     let counts = |row: usize| -> Vec<usize> {
         let rows = |rank| ranks::share(ROWS, comm.size(), Rank(rank)).len();
         (0..comm.size()).map(|rank| rows(rank) * row).collect()
@@ -69,14 +69,13 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// A matrix of small integers.
 fn matrix(rows: usize, columns: usize, seed: usize) -> Vec<f64> {
     (0..rows * columns)
         .map(|at| (at * seed % 17) as f64 - (at / columns * 3 % 13) as f64)
         .collect()
 }
 
-/// The rows of A that are given, times B.
+/// The given rows of A, times B.
 fn multiply(a: &[f64], b: &[f64]) -> Vec<f64> {
     let mut product = vec![0.0; a.len() / INNER * COLUMNS];
     for (row, into) in a.chunks_exact(INNER).zip(product.chunks_exact_mut(COLUMNS)) {

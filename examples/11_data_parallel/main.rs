@@ -1,14 +1,18 @@
-//! Data-parallel training: each rank has the whole model and a share of the samples, and the gradients are summed over all ranks while they are still being computed.
+//! Data-parallel training: each rank has the whole model and a share of the samples, and the
+//! gradients are summed over all ranks while they are still being computed.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 11_data_parallel -- --ranks 4
 //! torchrun --nproc-per-node 4 --no-python 11_data_parallel
 //! ```
 //!
-//! The backward pass goes from the last layer to the first. When a layer's gradient is known, it is a bucket whose all-reduce is *started*, and a thread of the communicator's own drives it, while the layers before it are still to be
-//! computed. A started operation owns its bucket, and gives it back when it is waited for: nobody can write to what is under way.
+//! The backward pass goes from the last layer to the first. A layer's gradient is a bucket: its
+//! all-reduce is *started* as soon as it is computed, and the communicator's progress thread drives
+//! it while earlier layers are computed. A started operation owns its bucket until it is waited
+//! for, so a bucket in flight cannot be written.
 //!
-//! At the end all ranks have the same weights, to the bit; and rank 0 trains once more, alone and on all samples, as a communicator of one: the weights differ by no more than what comes of summing in another order.
+//! At the end all ranks have bitwise identical weights; rank 0 then trains alone on all samples, as
+//! a communicator of one: the weights differ only by the rounding of another summation order.
 
 #![forbid(unsafe_code)]
 
@@ -23,12 +27,13 @@ use doorbell_examples::{Error, ranks};
 use doorbell_verbs::Context;
 use network::{Network, Pass, Sample};
 
-/// Samples of all ranks together, which most numbers of ranks do not divide.
+/// Samples of all ranks together; not divisible by most numbers of ranks.
 const SAMPLES: usize = 251;
 const STEPS: usize = 120;
-/// How far a step goes along the gradient.
 const RATE: f32 = 0.2;
-/// By how much a weight may differ from one that was trained alone. Sums of 251 products differ by some 10⁻⁷ in another order, and each of the steps adds that once; so this leaves ten times as much for what later steps make of it.
+/// Maximum difference of a weight from one that was trained alone. Sums of 251 products differ by
+/// some 10⁻⁷ in another order, and each of the steps adds that once; ten times as much is left for
+/// amplification by later steps.
 const BOUND: f32 = 1e-5;
 
 fn main() -> ExitCode {
@@ -45,7 +50,7 @@ fn rank(device: &Context) -> Result<(), Error> {
     let samples = network::samples(SAMPLES);
     let own = &samples[ranks::share(SAMPLES, comm.size(), comm.rank())];
 
-    // Each rank begins with weights of its own; those of rank 0 are taken.
+    // Each rank starts with its own weights; those of rank 0 are broadcast.
     let mut network = Network::random(comm.rank().0 + 1);
     for layer in &mut network.layers {
         comm.broadcast(&mut layer.weights, Rank(0)).wait()?;
@@ -75,7 +80,8 @@ fn rank(device: &Context) -> Result<(), Error> {
     Ok(comm.destroy()?)
 }
 
-/// Trains on these samples and those of the other ranks. Returns the loss before and after, over all samples.
+/// Trains on these samples and those of the other ranks. Returns the loss before and after, over
+/// all samples.
 fn train(comm: &Communicator, network: &mut Network, samples: &[Sample]) -> Result<(f32, f32), Error> {
     let buckets = network.layers.iter().map(|layer| comm.alloc(layer.weights.len()));
     let mut buckets: Vec<CommBuffer<f32>> = buckets.collect::<Result<_, _>>()?;
@@ -83,12 +89,12 @@ fn train(comm: &Communicator, network: &mut Network, samples: &[Sample]) -> Resu
     let first = loss(comm, &pass.forward(network, samples))?;
     for _ in 0..STEPS {
         let mut slope = pass.forward(network, samples);
-        let mut under_way = Vec::new();
+        let mut in_flight = Vec::new();
         for (layer, mut bucket) in buckets.drain(..).enumerate().rev() {
             slope = pass.backward(network, layer, &slope, &mut bucket);
-            under_way.push(comm.all_reduce(bucket, ReduceOp::Sum).start()?);
+            in_flight.push(comm.all_reduce(bucket, ReduceOp::Sum).start()?);
         }
-        for (layer, request) in network.layers.iter_mut().rev().zip(under_way) {
+        for (layer, request) in network.layers.iter_mut().rev().zip(in_flight) {
             let gradient = request.wait()?;
             for (weight, slope) in layer.weights.iter_mut().zip(gradient.iter()) {
                 *weight -= RATE / SAMPLES as f32 * slope;
@@ -108,7 +114,7 @@ fn loss(comm: &Communicator, errors: &[f32]) -> Result<f32, Error> {
     Ok(sum[0] / SAMPLES as f32)
 }
 
-/// Whether all ranks have the same bits.
+/// Whether the weights of all ranks are bitwise identical.
 fn same_everywhere(comm: &Communicator, network: &Network) -> Result<(), Error> {
     let weights = network.layers.iter().flat_map(|layer| &layer.weights);
     let bits: Vec<u32> = weights.map(|weight| weight.to_bits()).collect();

@@ -1,38 +1,36 @@
-//! A network of dense layers, small enough to be read: tanh between the layers, the square of the error as loss.
+//! A small network of dense layers: tanh between the layers, squared error as loss.
 
-/// How many values there are before the first layer, and after each.
+/// The number of values before the first layer, and after each.
 const WIDTHS: [usize; 4] = [4, 24, 24, 1];
 
-/// What is known, and what is to be said of it.
 pub(crate) struct Sample {
-    known: [f32; WIDTHS[0]],
-    wanted: f32,
+    inputs: [f32; WIDTHS[0]],
+    target: f32,
 }
 
-/// Numbers from -1 to 1 that look random and are always the same: a generator of Lehmer's.
+/// Pseudo-random numbers from -1 to 1 with a fixed seed: a Lehmer generator.
 fn numbers(seed: u32) -> impl Iterator<Item = f32> {
     let mut state = u64::from(seed);
     std::iter::repeat_with(move || {
         state = state * 48271 % 0x7fff_ffff;
         (state as f64 / f64::from(0x3fff_ffff) - 1.0) as f32
     })
-    // Small seeds begin with small numbers.
+    // Small seeds start with small numbers.
     .skip(3)
 }
 
-/// Samples of a smooth function.
 pub(crate) fn samples(count: usize) -> Vec<Sample> {
     let mut numbers = numbers(2027);
     let mut sample = || {
-        let known = std::array::from_fn(|_| numbers.next().unwrap_or_default());
-        let [a, b, c, d] = known;
-        let wanted = (2.0 * a + b).sin() + (c - d).tanh() / 2.0;
-        Sample { known, wanted }
+        let inputs = std::array::from_fn(|_| numbers.next().unwrap_or_default());
+        let [a, b, c, d] = inputs;
+        let target = (2.0 * a + b).sin() + (c - d).tanh() / 2.0;
+        Sample { inputs, target }
     };
     (0..count).map(|_| sample()).collect()
 }
 
-/// For each value after the layer: the weights of those before it, and then its bias.
+/// For each output value: the weights of the inputs, followed by its bias.
 #[derive(Clone)]
 pub(crate) struct Layer {
     before: usize,
@@ -69,13 +67,13 @@ impl Network {
     }
 }
 
-/// A pass through the network and back: what came out of each layer, for all samples one behind the other.
+/// The values of a forward pass: the outputs of each layer, for all samples in sequence.
 pub(crate) struct Pass {
     values: Vec<Vec<f32>>,
 }
 
 impl Pass {
-    /// Room for so many samples.
+    /// With space for this many samples.
     pub(crate) fn new(network: &Network, samples: usize) -> Self {
         let after = network
             .layers
@@ -87,10 +85,10 @@ impl Pass {
         }
     }
 
-    /// By how much the network is wrong about each sample: half of the slope of the loss.
+    /// The error of the network for each sample: half of the slope of the loss.
     pub(crate) fn forward(&mut self, network: &Network, samples: &[Sample]) -> Vec<f32> {
         for (into, sample) in self.values[0].chunks_exact_mut(WIDTHS[0]).zip(samples) {
-            into.copy_from_slice(&sample.known);
+            into.copy_from_slice(&sample.inputs);
         }
         for (at, layer) in network.layers.iter().enumerate() {
             let (before, after) = self.values.split_at_mut(at + 1);
@@ -106,11 +104,15 @@ impl Pass {
                 }
             }
         }
-        let said = self.values.last().into_iter().flatten();
-        said.zip(samples).map(|(said, sample)| said - sample.wanted).collect()
+        let predicted = self.values.last().into_iter().flatten();
+        predicted
+            .zip(samples)
+            .map(|(predicted, sample)| predicted - sample.target)
+            .collect()
     }
 
-    /// The gradient of one layer's weights, summed over the samples, of the slopes behind the layer; returns those before it.
+    /// The gradient of one layer's weights, summed over the samples, from the slopes behind the
+    /// layer; returns those before it.
     pub(crate) fn backward(&self, network: &Network, at: usize, slopes: &[f32], gradient: &mut [f32]) -> Vec<f32> {
         let layer = &network.layers[at];
         let width = layer.weights.len() / (layer.before + 1);
@@ -131,7 +133,8 @@ impl Pass {
                     *sum += slope * weight;
                 }
             }
-            // Through the tanh of the layer before, whose values these are; there is none before the first.
+            // Through the tanh of the previous layer, whose values these are; there is none before
+            // the first.
             for (slope, value) in slopes_before.iter_mut().zip(values) {
                 *slope *= 1.0 - value * value;
             }

@@ -1,15 +1,19 @@
-//! A sharded optimiser: each rank keeps the state of Adam for its share of the parameters only, and updates only that.
+//! A sharded optimiser: each rank keeps the state of Adam for its share of the parameters only, and
+//! updates only those.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 12_sharded_optimiser -- --ranks 4
 //! srun -n 4 12_sharded_optimiser
 //! ```
 //!
-//! Three operations are a step. A reduce-scatter gives each rank the mean of all ranks' gradients, for its own share. The rank updates those parameters, with two moments for each of them and for no others. An all-gather gives all ranks
-//! all parameters. So much is sent as by an all-reduce of the gradients, and the optimiser's memory is a share of what it would be.
+//! A step has three parts. A reduce-scatter gives each rank the mean of all ranks' gradients, for
+//! its own share. The rank updates those parameters, with two moments for each of them and for no
+//! others. An all-gather gives all ranks all parameters. The traffic equals that of an all-reduce
+//! of the gradients, and the optimiser's memory is divided by the number of ranks.
 //!
-//! The parameters do not divide by the ranks: what all have is a little longer, so that shares are of one length. Full mesh sums in the order of the ranks, as its documentation says; rank 0 does the same in a loop, with an optimiser that
-//! is not sharded, and has to come to the same parameters to the bit.
+//! The number of parameters is not divisible by that of the ranks, so the vector is padded to
+//! shares of equal length. The full-mesh algorithm sums in rank order, as documented; rank 0 does
+//! the same in a loop, with an unsharded optimiser, and must get bitwise identical parameters.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +41,7 @@ fn rank(device: &Context) -> Result<(), Error> {
     let samples = Samples::of(comm.rank());
     let own = comm.rank().index() * part..(comm.rank().index() + 1) * part;
 
-    // Memory of the communicator's, zeros at first: nothing of it is copied on its way.
+    // Memory of the communicator, zero-initialised: sent without a copy.
     let mut parameters = comm.alloc::<f32>(padded)?;
     let mut gradient = comm.alloc::<f32>(padded)?;
     let mut mean = comm.alloc::<f32>(part)?;
@@ -102,7 +106,7 @@ fn unsharded(ranks: u32) -> Vec<f32> {
 /// Adam, with the customary constants.
 struct Adam {
     step: i32,
-    /// For each parameter: the mean of its slopes, and of their squares, the later ones weighing more.
+    /// For each parameter: the exponentially decaying means of its slopes, and of their squares.
     moments: Vec<[f32; 2]>,
 }
 
@@ -116,51 +120,55 @@ impl Adam {
 
     fn update(&mut self, parameters: &mut [f32], gradient: &[f32]) {
         const RATE: f32 = 0.01;
-        const KEPT: [f32; 2] = [0.9, 0.999];
+        const DECAY: [f32; 2] = [0.9, 0.999];
         self.step += 1;
-        let [full, full_square] = KEPT.map(|kept| 1.0 - kept.powi(self.step));
+        let [full, full_square] = DECAY.map(|decay| 1.0 - decay.powi(self.step));
         for ((parameter, slope), [mean, square]) in parameters.iter_mut().zip(gradient).zip(&mut self.moments) {
-            *mean = KEPT[0] * *mean + (1.0 - KEPT[0]) * slope;
-            *square = KEPT[1] * *square + (1.0 - KEPT[1]) * slope * slope;
+            *mean = DECAY[0] * *mean + (1.0 - DECAY[0]) * slope;
+            *square = DECAY[1] * *square + (1.0 - DECAY[1]) * slope * slope;
             *parameter -= RATE * (*mean / full) / ((*square / full_square).sqrt() + 1e-8);
         }
     }
 }
 
-/// Samples of a linear model: each is a row of known values, and the value that is wanted.
+/// Samples of a linear model: each is a row of inputs and its target value.
 struct Samples(Vec<(Vec<f32>, f32)>);
 
 impl Samples {
-    /// Those of a rank, which are always the same.
+    /// Those of a rank, with a fixed seed.
     fn of(rank: Rank) -> Self {
-        // A generator of Lehmer's: numbers from -1 to 1.
+        // A Lehmer generator: numbers from -1 to 1.
         let mut state = 4000 + u64::from(rank.0);
         let mut number = || {
             state = state * 48271 % 0x7fff_ffff;
             (state as f64 / f64::from(0x3fff_ffff) - 1.0) as f32
         };
         let mut sample = || {
-            let known: Vec<f32> = (0..PARAMETERS).map(|_| number()).collect();
-            // By every seventh value alone.
-            let wanted = known.iter().step_by(7).sum();
-            (known, wanted)
+            let inputs: Vec<f32> = (0..PARAMETERS).map(|_| number()).collect();
+            // The sum of every seventh input.
+            let target = inputs.iter().step_by(7).sum();
+            (inputs, target)
         };
         Self((0..SAMPLES).map(|_| sample()).collect())
     }
 
-    /// By how much a model is wrong about each.
+    /// The error of a model for each sample.
     fn errors<'s>(&'s self, parameters: &'s [f32]) -> impl Iterator<Item = f32> + 's {
-        self.0.iter().map(move |(known, wanted)| {
-            let said: f32 = known.iter().zip(parameters).map(|(value, weight)| value * weight).sum();
-            said - wanted
+        self.0.iter().map(move |(inputs, target)| {
+            let predicted: f32 = inputs
+                .iter()
+                .zip(parameters)
+                .map(|(value, weight)| value * weight)
+                .sum();
+            predicted - target
         })
     }
 
-    /// The slope of half the mean of the errors' squares.
+    /// The gradient of half the mean of the squared errors.
     fn gradient(&self, parameters: &[f32], gradient: &mut [f32]) {
         gradient.fill(0.0);
-        for ((known, _), error) in self.0.iter().zip(self.errors(parameters)) {
-            for (sum, value) in gradient.iter_mut().zip(known) {
+        for ((inputs, _), error) in self.0.iter().zip(self.errors(parameters)) {
+            for (sum, value) in gradient.iter_mut().zip(inputs) {
                 *sum += error * value / SAMPLES as f32;
             }
         }

@@ -1,4 +1,5 @@
-//! One process writes from the memory of a GPU into that of another process's GPU, which looks at what has come by a copy of its own.
+//! One process writes from the memory of a GPU into that of another process's GPU, which copies it
+//! to the host to check it.
 //!
 //! ```text
 //! cargo run --release -p doorbell-examples --bin 13_gpu_write             both processes here, on the soft device
@@ -6,7 +7,8 @@
 //! 13_gpu_write mlx5_0 GPU connect server:18516
 //! ```
 //!
-//! By which path the memory is registered it finds out, and says; without a GPU it says what is missing.
+//! It selects the path of the memory registration and prints it; without a GPU it reports what is
+//! missing.
 
 #![forbid(unsafe_code)]
 
@@ -20,8 +22,7 @@ use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::exchange::{Exchange, Listener};
 use doorbell_verbs::{CompletionQueue, Context, Library, Local, Queue, Remote, RemoteWrite, Write};
 
-/// How long each end waits for the other.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
 
 fn main() -> ExitCode {
@@ -39,7 +40,8 @@ fn main() -> ExitCode {
 }
 
 fn both_ends() -> Result<(), Error> {
-    // A driver that was started does not work in children of fork(2), but a program of its own starts it anew.
+    // An initialised driver does not work in children of fork(2), but a new program initialises it
+    // again.
     let gpus = Driver::load()?.device_count();
     let listener = Listener::bind("127.0.0.1:0")?;
     let writer = (gpus - 1).min(1).to_string();
@@ -48,7 +50,7 @@ fn both_ends() -> Result<(), Error> {
         .spawn()?;
     let read = read(&open("soft0")?, "0", &listener);
     if read.is_err() {
-        // Whoever has failed first has said why; nothing is waited for in vain.
+        // The end that failed first has reported the reason; no timeout needs to pass.
         drop(child.kill());
     }
     let status = child.wait()?;
@@ -73,18 +75,17 @@ fn listen(device: &str, gpu: &str, at: &str) -> Result<(), Error> {
     read(&open(device)?, gpu, &Listener::bind(at)?)
 }
 
-/// A stream of the GPU of this number.
 fn stream_of(gpu: &str) -> Result<Stream, Error> {
     let context = Driver::load()?.device(gpu.parse()?)?.context()?;
     Ok(Stream::new(&context)?)
 }
 
-/// What is written: never the same at two places near each other.
-fn letter() -> Vec<u8> {
+/// The data written: different at nearby places.
+fn pattern() -> Vec<u8> {
     (0..BYTES as u32).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
 }
 
-/// Gives whoever comes a key to memory of the GPU, and looks at what is there once it is told to.
+/// Gives the connecting peer a key to GPU memory, and checks the content after the peer's write.
 fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
     let stream = stream_of(gpu)?;
     let pd = device.protection_domain()?;
@@ -99,18 +100,18 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
     let mut arrivals = Arrivals::new(&pd, inbox.region(), Scope::Owner)?;
     qp.receive(pd.register(vec![0; 1], Local)?)?;
 
-    let mut exchange = listener.accept(PATIENCE)?;
+    let mut exchange = listener.accept(TIMEOUT)?;
     let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
     wait(&mut cq, Queue::Receive)?;
 
-    // From here on work in the stream sees what was written.
+    // From here on work in the stream sees the written data.
     arrivals.publish(.., &stream)?;
     let host = HostMemory::alloc(stream.context(), BYTES)?;
     stream.copy(host.all(), inbox.region().memory().all())?;
     stream.synchronize()?;
     let mut found = vec![0; BYTES];
     host.copy_out(0, &mut found)?;
-    if found != letter() {
+    if found != pattern() {
         return Err("other bytes than were written".into());
     }
     println!(
@@ -120,7 +121,7 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
     Ok(exchange.finish()?)
 }
 
-/// Writes from memory of the GPU to where the other end gives a key to.
+/// Writes from GPU memory to the memory that the peer gave a key to.
 fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     let stream = stream_of(gpu)?;
     let device = open(device)?;
@@ -129,25 +130,25 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     let qp = pd.queue_pair(&cq).send_depth(4).recv_depth(4).rc()?;
     let (buffer, region) = register(&pd, &GpuMemory::alloc(stream.context(), BYTES)?, Local)?.into_parts();
 
-    let mut exchange = Exchange::connect(to, PATIENCE)?;
-    let (mut qp, said) = exchange.pair(qp, b"")?;
-    let inbox: Remote<Write> = Remote::from_bytes(said.as_slice().try_into()?)?;
+    let mut exchange = Exchange::connect(to, TIMEOUT)?;
+    let (mut qp, peer_data) = exchange.pair(qp, b"")?;
+    let inbox: Remote<Write> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
 
-    // In the place of a kernel's result: a copy into the memory, which has to be over before it is sent.
+    // Stands for a kernel's result: a copy into the memory, which must complete before it is sent.
     let host = HostMemory::alloc(stream.context(), BYTES)?;
-    host.copy_in(0, &letter())?;
+    host.copy_in(0, &pattern())?;
     stream.copy(region.memory().all(), host.all())?;
     region.push(.., &stream)?.wait()?;
     qp.post(|batch| {
         batch.write(buffer, inbox).imm(0).signalled();
     })?;
     wait(&mut cq, Queue::Send)?;
-    // Not earlier: a queue pair that is gone acknowledges nothing.
+    // Not earlier: a destroyed queue pair acknowledges nothing.
     Ok(exchange.finish()?)
 }
 
 fn wait(cq: &mut CompletionQueue, queue: Queue) -> Result<(), Error> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         for done in cq.poll()? {
             done.result()?;
@@ -156,5 +157,5 @@ fn wait(cq: &mut CompletionQueue, queue: Queue) -> Result<(), Error> {
             }
         }
     }
-    Err(format!("nothing completed in {PATIENCE:?}").into())
+    Err(format!("nothing completed in {TIMEOUT:?}").into())
 }

@@ -1,6 +1,8 @@
-//! Numbered examples of the toolkit, from the first message on; each is a binary that runs on the soft device with one command.
+//! Numbered examples of the toolkit; each is a binary that runs on the soft device with one
+//! command.
 //!
-//! This library is what several of them begin and end with: two soft devices, on which both ends run in one process; [ranks] as processes, for collectives; and the exit status.
+//! This library is their common part: two soft devices, for both ends in one process; [ranks] as
+//! processes, for collectives; and the exit status.
 
 #![forbid(unsafe_code)]
 
@@ -12,10 +14,10 @@ use std::process::ExitCode;
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
 use doorbell_verbs::{Context, Library};
 
-/// What examples fail with.
+/// The error of an example.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The exit status of an example that ended so: 0, or 1 with one line of what went wrong on stderr.
+/// The exit status of an example: 0, or 1 with one line about the error on stderr.
 pub fn report(result: Result<(), Error>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -26,7 +28,7 @@ pub fn report(result: Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Two soft devices, `soft0` and `soft1`, on loopback addresses of this process's own.
+/// Two soft devices, `soft0` and `soft1`, on loopback addresses derived from the process id.
 ///
 /// # Errors
 /// When soft devices are in use in this process already, or cannot be opened.
@@ -39,7 +41,7 @@ pub fn soft_pair() -> Result<(Context, Context), Error> {
     configure(vec![device(0), device(1)])?;
     let open = |name| {
         let opened = Library::new(api()).open(name);
-        // The library's error has an errno, the soft device knows the reason.
+        // The library's error has only an errno; the soft device has the reason.
         opened.map_err(|error| format!("{error} {}", last_open_error().unwrap_or_default()))
     };
     Ok((open("soft0")?, open("soft1")?))

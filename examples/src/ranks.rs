@@ -1,4 +1,5 @@
-//! Ranks as processes: an example of collectives starts its own, or is one of those that a launcher has started.
+//! Ranks as processes: an example of collectives starts its own, or is one of those that a launcher
+//! has started.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -13,18 +14,18 @@ use doorbell_verbs::{Context, Library};
 
 use crate::{Error, report};
 
-/// Between two looks at the ranks.
-const LOOK: Duration = Duration::from_millis(5);
-/// How long ranks may go on after one has failed, to say what they have seen of it.
-const LAST_WORDS: Duration = Duration::from_secs(15);
+/// Interval between polls of the ranks' exit status.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long ranks may continue after one has failed, to report the failure.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What the command line says.
 struct Options {
     ranks: Option<u32>,
     device: String,
 }
 
-/// Runs `rank` in each of the ranks, and gives the exit status: 0, 1 if one has failed, 2 for bad usage. `about` is what the example does, and `ranks` how many it starts if nobody says how many.
+/// Runs `rank` in each of the ranks, and returns the exit status: 0, 1 if a rank has failed, 2 for
+/// bad usage. `about` is the help text, and `ranks` the default number of ranks.
 pub fn run(about: &str, ranks: u32, rank: fn(&Context) -> Result<(), Error>) -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let (name, args) = args.split_first().map_or(("", &[][..]), |(name, rest)| (name, rest));
@@ -82,57 +83,57 @@ fn open(device: &str) -> Result<Context, Error> {
         return Ok(Library::system()?.open(device)?);
     }
     let opened = Library::new(api()).open(device);
-    // The library's error has an errno, the soft device knows the reason.
+    // The library's error has only an errno; the soft device has the reason.
     Ok(opened.map_err(|error| format!("{error} {}", last_open_error().unwrap_or_default()))?)
 }
 
-/// Processes that do not outlive this.
+/// Child processes, killed when this is dropped.
 struct Ranks(Vec<Child>);
 
 impl Drop for Ranks {
     fn drop(&mut self) {
         for rank in &mut self.0 {
-            // Nothing happens to one that has ended.
+            // Fails without effect for one that has exited.
             let _ = rank.kill();
             let _ = rank.wait();
         }
     }
 }
 
-/// Starts the ranks on this host, which meet here, and waits until all have done their part.
+/// Starts the ranks on this host with a local rendezvous, and waits until all have exited.
 fn start(ranks: u32, device: &str) -> Result<(), Error> {
-    let meeting = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(PATIENCE)?;
+    let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(PATIENCE)?;
     let program = std::env::current_exe()?;
     let mut children = Ranks(Vec::new());
     for rank in 0..ranks {
         let mut command = Command::new(&program);
-        command.envs(Launch::variables(meeting.id(), Rank(rank), ranks));
+        command.envs(Launch::variables(rendezvous.id(), Rank(rank), ranks));
         children.0.push(command.args(["--device", device]).spawn()?);
     }
-    // As long as all is well, without an end of its own: all that ranks do has one.
-    let mut until = None;
+    // No deadline while all is well: every operation of the ranks has one.
+    let mut deadline = None;
     loop {
         let mut running = false;
         for child in &mut children.0 {
             match child.try_wait()? {
                 None => running = true,
                 Some(status) if !status.success() => {
-                    until.get_or_insert_with(|| Instant::now() + LAST_WORDS);
+                    deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT);
                 }
                 Some(_) => {}
             }
         }
-        match until {
-            Some(until) if !running || Instant::now() >= until => {
-                return Err("not all ranks have done their part".into());
+        match deadline {
+            Some(deadline) if !running || Instant::now() >= deadline => {
+                return Err("not all ranks succeeded".into());
             }
-            None if !running => return Ok(meeting.wait()?),
-            _ => thread::sleep(LOOK),
+            None if !running => return Ok(rendezvous.wait()?),
+            _ => thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
-/// Which of `total` things are this rank's: as many for each as for any other, or one more.
+/// The part of `total` items that is this rank's: equal parts, or one more for the first ranks.
 #[must_use]
 pub fn share(total: usize, ranks: u32, rank: Rank) -> Range<usize> {
     let start = |rank: usize| rank * (total / ranks as usize) + rank.min(total % ranks as usize);

@@ -1,11 +1,12 @@
-//! Runs the examples of collectives as their users do: they start their ranks, or are started as ranks.
+//! Runs the examples of collectives as users do: they start their ranks, or are started as ranks.
 
 #![forbid(unsafe_code)]
 
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
-/// The example, with what the developer's own environment asks of soft devices, collectives and launchers left out.
+/// The example's command, without the variables of the developer's environment for soft devices,
+/// collectives and launchers.
 fn example(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars() {
@@ -44,7 +45,7 @@ fn a_matrix_product_of_uneven_shares_is_right() {
 }
 
 #[test]
-fn training_over_ranks_comes_to_what_one_rank_comes_to() {
+fn training_over_ranks_matches_a_single_rank() {
     let lines = run(env!("CARGO_BIN_EXE_11_data_parallel"), &[]);
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines[0].starts_with("251 samples over 3 ranks, 120 steps: the loss fell from "));
@@ -66,7 +67,7 @@ fn a_sharded_optimiser_gives_the_bits_of_a_whole_one() {
 
 #[test]
 fn under_a_launcher_an_example_is_one_rank() {
-    // Rank 0 listens behind this port, at the first of eight that is free.
+    // Rank 0 listens at the first free one of the eight ports from this one.
     let port = TcpListener::bind("127.0.0.1:0")
         .and_then(|free| free.local_addr())
         .unwrap()
@@ -86,7 +87,7 @@ fn under_a_launcher_an_example_is_one_rank() {
 }
 
 #[test]
-fn bad_usage_and_failures_are_told_apart() {
+fn bad_usage_and_failures_have_different_exit_codes() {
     let program = env!("CARGO_BIN_EXE_10_matrix_multiply");
     for args in [&["--ranks", "0"][..], &["--ranks"], &["quickly"]] {
         let output = example(program, args).output().unwrap();
@@ -97,5 +98,5 @@ fn bad_usage_and_failures_are_told_apart() {
     assert_eq!(help.status.code(), Some(0));
     let output = example(program, &["--device", "soft7"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("not all ranks have done their part"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not all ranks succeeded"));
 }

@@ -1,4 +1,4 @@
-//! Runs the examples as their users do: with both ends in one process, on soft devices.
+//! Runs the examples as users do: with both ends in one process, on soft devices.
 
 #![forbid(unsafe_code)]
 
@@ -6,7 +6,7 @@ use std::process::Command;
 
 fn run(program: &str) -> String {
     let mut command = Command::new(program);
-    // What the developer's own environment asks of soft devices is not meant here.
+    // Without the variables of the developer's environment for soft devices.
     for name in ["DOORBELL_FAULTS", "DOORBELL_PCAP", "DOORBELL_LINK"] {
         command.env_remove(name);
     }
@@ -23,7 +23,7 @@ fn the_sleeping_receiver_wakes_for_every_message_and_event() {
     let lines: Vec<_> = stdout.lines().collect();
     assert_eq!(lines.len(), 6, "{stdout}");
     assert_eq!(lines[4], "message 4: 64 bytes");
-    assert_eq!(lines[5], "a write by a key of its own making: refused");
+    assert_eq!(lines[5], "a write with an invalid key: refused");
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn datagrams_are_answered_without_connecting() {
             "{stdout}"
         );
     }
-    assert_eq!(lines[3], "the server knew none of them before they asked");
+    assert_eq!(lines[3], "the server knew no client before its first request");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn all_clients_share_the_servers_receives() {
 
 #[test]
 fn memory_of_a_gpu_is_written_by_another_process() {
-    for (path, said) in [("auto", "device-copy"), ("staged", "staged")] {
+    for (path, shown) in [("auto", "device-copy"), ("staged", "staged")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
         command.envs(doorbell_cuda_standin::environment(
             doorbell_cuda_standin::Manner::Prompt,
@@ -100,9 +100,9 @@ fn memory_of_a_gpu_is_written_by_another_process() {
         let output = command.env("DOORBELL_GPU_PATH", path).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(stdout, format!("3145728 bytes written into memory of GPU 0, {said}\n"));
+        assert_eq!(stdout, format!("3145728 bytes written into memory of GPU 0, {shown}\n"));
     }
-    // Where there is no GPU it says so, in one line.
+    // Without a GPU it reports that in one line.
     let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
     let output = command
         .env("DOORBELL_CUDA_LIBRARY", "/no/such/library")

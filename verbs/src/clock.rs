@@ -1,4 +1,4 @@
-//! The device's clock, by which extended completion queues stamp completions.
+//! The device's clock, whose ticks extended completion queues use as completion timestamps.
 
 use core::mem::MaybeUninit;
 use core::time::Duration;
@@ -8,8 +8,10 @@ use doorbell_verbs_sys::{self as sys, inline};
 use crate::context::Context;
 use crate::error::{DeviceError, check};
 
-/// The rate of a device's clock ([`DeviceAttr::clock`](crate::DeviceAttr::clock)), to make times of the ticks that
-/// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks) and [`Context::clock_ticks`] give.
+/// The rate of a device's clock ([`DeviceAttr::clock`](crate::DeviceAttr::clock)), to convert the
+/// ticks of [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks) and
+/// [`Context::clock_ticks`] to durations.
+#[doc(alias("hca_core_clock", "completion_timestamp_mask"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceClock {
     khz: u64,
@@ -17,37 +19,40 @@ pub struct DeviceClock {
 }
 
 impl DeviceClock {
-    /// `None` where a device says that it has none.
+    /// `None` where a device reports no clock.
     pub(crate) fn from_sys(attr: &sys::ibv_device_attr_ex) -> Option<Self> {
         let (khz, mask) = (attr.hca_core_clock, attr.completion_timestamp_mask);
         (khz != 0 && mask != 0).then_some(Self { khz, mask })
     }
 
-    /// Its ticks in a millisecond (`hca_core_clock`, ibv_query_device_ex(3)).
+    /// Ticks per millisecond (`hca_core_clock`, ibv_query_device_ex(3)).
+    #[doc(alias = "hca_core_clock")]
     #[must_use]
     pub fn khz(&self) -> u64 {
         self.khz
     }
 
-    /// The time from `earlier` to `later`, whichever time of the two the clock has wrapped since: of counters with 64 bits never in practice, of others after a while, which
-    /// is not told from less.
+    /// The time from `earlier` to `later`, across one wrap of the clock. More than one wrap cannot
+    /// be detected; counters of 64 bits never wrap in practice.
     #[must_use]
     pub fn between(&self, earlier: u64, later: u64) -> Duration {
         let ticks = later.wrapping_sub(earlier) & self.mask;
         let (ms, rest) = (ticks / self.khz, ticks % self.khz);
-        // The rest is less than a millisecond: the product does not overflow below 18 THz.
+        // The remainder is less than a millisecond: the product does not overflow below 18 THz.
         Duration::from_millis(ms) + Duration::from_nanos(rest.saturating_mul(1_000_000) / self.khz)
     }
 }
 
 impl Context {
-    /// What the device's clock shows now, in ticks (ibv_query_rt_values_ex(3)).
+    /// The device's clock now, in ticks (ibv_query_rt_values_ex(3)).
     ///
     /// # Errors
     /// When the device has no clock that can be read.
+    #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn clock_ticks(&self) -> Result<u64, DeviceError> {
         let mut values = MaybeUninit::<sys::ibv_values_ex>::zeroed();
-        // SAFETY: all-zero is a valid value of this struct of integers; the context is live, and the values may be written.
+        // SAFETY: all-zero is a valid value of this struct of integers; the context is live, and
+        // `values` may be written.
         let (result, values) = unsafe {
             values.assume_init_mut().comp_mask = sys::IBV_VALUES_MASK_RAW_CLOCK;
             let result = inline::query_rt_values_ex(self.inner().raw, values.as_mut_ptr());
@@ -58,7 +63,7 @@ impl Context {
             object: self.name().to_owned(),
             error,
         })?;
-        // The raw clock's ticks are in the field of nanoseconds, all 64 bits of them, whatever their rate.
+        // The raw clock is returned in `tv_nsec`: ticks, all 64 bits of them, whatever their rate.
         Ok(values.raw_clock.tv_nsec.cast_unsigned())
     }
 }

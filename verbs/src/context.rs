@@ -1,4 +1,5 @@
-//! An open device: its queries, and the making of protection domains and completion queues.
+//! An open device: its queries, and the creation of protection domains, completion queues and
+//! channels.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::AtomicBool;
@@ -17,7 +18,9 @@ use crate::port::{GidEntry, GidType, LinkLayer, PortAttr};
 use crate::raw::Lender;
 use crate::types::Gid;
 
-/// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects made from them, share one context, which is closed with the last.
+/// An open device (ibv_open_device(3)). Cloning is cheap: all clones, and all objects created from
+/// them, share one context, which is closed with the last.
+#[doc(alias("ibv_context", "ibv_open_device", "ibv_close_device"))]
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<ContextInner>,
@@ -28,61 +31,80 @@ pub(crate) struct ContextInner {
     pub(crate) raw: *mut sys::ibv_context,
     pub(crate) name: String,
     pub(crate) attr: DeviceAttr,
-    /// Whether there is a reader of its asynchronous events.
-    pub(crate) events_taken: AtomicBool,
-    /// What has opened the context and closes it, when that is not us: it lives as long as this.
+    /// Whether an [`Events`] reader of its asynchronous events exists.
+    pub(crate) has_event_reader: AtomicBool,
+    /// The owner of a borrowed context, which closes it; kept alive as long as this.
     lender: Lender,
 }
 
-// SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe but for objects made otherwise, of which we make none); `raw` is
-// only passed to verbs, and its fields that are read (device, ops) are constant after opening.
+// SAFETY: every verb may be called from any thread at any time (libibverbs is thread-safe except
+// for objects created as single-threaded, of which this crate creates none); `raw` is only passed
+// to verbs, and its fields that are read (device, ops) are constant after opening.
 unsafe impl Send for ContextInner {}
 // SAFETY: as above.
 unsafe impl Sync for ContextInner {}
 
-/// A device's limits (ibv_query_device(3)).
+/// A device's attributes and limits (ibv_query_device(3)).
+#[doc(alias("ibv_device_attr", "ibv_query_device", "ibv_query_device_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+// fields: a flat mirror of `ibv_device_attr`.
 pub struct DeviceAttr {
-    /// How many ports it has; they are numbered from 1.
+    /// The number of ports; they are numbered from 1.
+    #[doc(alias = "phys_port_cnt")]
     pub ports: u8,
-    /// The most work requests a send or receive queue may hold.
+    /// Maximum work requests of a send or receive queue (`max_qp_wr`).
+    #[doc(alias = "max_qp_wr")]
     pub max_queue_depth: u32,
-    /// The most scatter-gather elements of a request.
+    /// Maximum scatter-gather elements of a request.
     pub max_sge: u32,
-    /// The most entries of a completion queue.
+    /// Maximum entries of a completion queue.
     pub max_cqe: u32,
-    /// The most receives a shared receive queue may hold; 0 where there are none.
+    /// Maximum receives of a shared receive queue (`max_srq_wr`); 0 without support.
+    #[doc(alias = "max_srq_wr")]
     pub max_shared_receive_depth: u32,
-    /// The most scatter-gather elements of a receive of a shared receive queue.
+    /// Maximum scatter-gather elements of a receive of a shared receive queue.
+    #[doc(alias = "max_srq_sge")]
     pub max_shared_receive_sge: u32,
-    /// The most READs and atomics a queue pair can serve at once.
+    /// Maximum READs and atomics that a queue pair serves at once (`max_qp_rd_atom`).
+    #[doc(alias = "max_qp_rd_atom")]
     pub max_rd_atomic: u8,
-    /// The most READs and atomics a queue pair can have outstanding.
+    /// Maximum READs and atomics that a queue pair has outstanding (`max_qp_init_rd_atom`).
+    #[doc(alias = "max_qp_init_rd_atom")]
     pub max_initiated_rd_atomic: u8,
-    /// The largest region, in bytes.
+    /// Maximum size of a memory region in bytes (`max_mr_size`).
+    #[doc(alias = "max_mr_size")]
     pub max_region_bytes: u64,
-    /// Whether it has atomics at all.
+    /// Whether it supports atomics.
+    #[doc(alias = "atomic_cap")]
     pub atomics: bool,
-    /// The clock by which it stamps completions, if it has one.
+    /// The clock of its completion timestamps, if it has one.
+    #[doc(alias = "hca_core_clock")]
     pub clock: Option<DeviceClock>,
-    /// Which [memory windows](crate::MemoryWindow) it has.
+    /// The types of [memory windows](crate::MemoryWindow) that it supports.
     pub windows: Windows,
-    /// Its vendor, by IEEE OUI.
+    /// Its vendor's IEEE OUI.
     pub vendor_id: u32,
-    /// Whether it can page on demand: see [`Registration::on_demand`](crate::Registration::on_demand).
+    /// Whether it supports on-demand paging: see
+    /// [`Registration::on_demand`](crate::Registration::on_demand).
+    #[doc(alias("IBV_ODP_SUPPORT", "odp_caps"))]
     pub on_demand_paging: bool,
-    /// How much memory of its own it has to give, in bytes: see [`Context::device_memory`].
+    /// The size of its on-chip device memory in bytes: see [`Context::device_memory`].
+    #[doc(alias = "max_dm_size")]
     pub device_memory_bytes: u64,
 }
 
-/// Which memory windows a device has (`IBV_DEVICE_MEM_WINDOW` and its like of ibv_query_device(3)).
+/// The types of memory windows that a device supports (`IBV_DEVICE_MEM_WINDOW` and the like of
+/// ibv_query_device(3)).
+#[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Windows {
-    /// Of type 1.
+    /// Type 1.
+    #[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
     pub type_1: bool,
-    /// Of type 2.
+    /// Type 2.
+    #[doc(alias("IBV_DEVICE_MEM_WINDOW_TYPE_2A", "IBV_DEVICE_MEM_WINDOW_TYPE_2B"))]
     pub type_2: bool,
 }
 
@@ -121,7 +143,6 @@ impl DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// With what only ibv_query_device_ex(3) tells.
     fn extended(self, attr: &sys::ibv_device_attr_ex) -> Self {
         Self {
             on_demand_paging: attr.odp_caps.general_caps & u64::from(sys::IBV_ODP_SUPPORT) != 0,
@@ -133,7 +154,6 @@ impl DeviceAttr {
 }
 
 impl Context {
-    /// Takes over a context just opened.
     pub(crate) fn adopt(api: &'static Api, raw: *mut sys::ibv_context, name: String) -> Result<Self, DeviceError> {
         Self::new(api, raw, name, None).inspect_err(|_| {
             // SAFETY: opened by the caller, and nothing was made from it.
@@ -141,7 +161,7 @@ impl Context {
         })
     }
 
-    /// Uses a context that `lender` has open, and keeps open as long as it lives.
+    /// Uses a context that `lender` keeps open as long as it lives.
     pub(crate) fn borrow(
         api: &'static Api,
         raw: *mut sys::ibv_context,
@@ -162,12 +182,15 @@ impl Context {
                 error,
             });
         }
-        // SAFETY: all-zero is a valid value of this struct of integers, and the query may have filled any part of it.
+        // SAFETY: all-zero is a valid value of this struct of integers, and the query may have
+        // filled any part of it.
         let mut attr = DeviceAttr::from_sys(unsafe { attr.assume_init_ref() });
         let mut more = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
-        // SAFETY: `raw` is live and `more` may be written. A provider that has not this call has none of what it tells of.
+        // SAFETY: `raw` is live and `more` may be written. A provider without this call supports
+        // none of these attributes.
         if unsafe { inline::query_device_ex(raw, more.as_mut_ptr()) } == 0 {
-            // SAFETY: all-zero is a valid value of this struct of integers, and the query may have filled any part of it.
+            // SAFETY: all-zero is a valid value of this struct of integers, and the query may have
+            // filled any part of it.
             attr = attr.extended(unsafe { more.assume_init_ref() });
         }
         Ok(Self {
@@ -176,7 +199,7 @@ impl Context {
                 raw,
                 name,
                 attr,
-                events_taken: AtomicBool::new(false),
+                has_event_reader: AtomicBool::new(false),
                 lender,
             }),
         })
@@ -191,35 +214,41 @@ impl Context {
     }
 
     /// The device's name.
+    #[doc(alias = "ibv_get_device_name")]
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The device's limits, as they were when it was opened (they don't change).
+    /// The device's attributes, as queried when it was opened (they are constant).
+    #[doc(alias = "ibv_query_device")]
     #[must_use]
     pub fn attr(&self) -> &DeviceAttr {
         &self.inner.attr
     }
 
-    /// What port `port` (from 1) says of itself now (ibv_query_port(3)).
+    /// Queries port `port`, from 1 (ibv_query_port(3)).
     ///
     /// # Errors
     /// When there is no such port or the query fails.
+    #[doc(alias = "ibv_query_port")]
     pub fn port(&self, port: u8) -> Result<PortAttr, DeviceError> {
         self.port_exists(port)?;
         let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
         // SAFETY: the context is live and was made by this Api; `attr` may be written.
         let result = unsafe { inline::query_port(self.inner.api, self.inner.raw, port, attr.as_mut_ptr()) };
         check(result).map_err(|error| self.query_failed("ibv_query_port", format!("port {port}"), error))?;
-        // SAFETY: query_port zeroes the whole and fills what the library knows; the struct is all integers.
+        // SAFETY: query_port zeroes the whole and fills what the library supports; the struct is
+        // all integers.
         Ok(PortAttr::from_sys(unsafe { attr.assume_init_ref() }))
     }
 
     /// The GID at `index` of port `port`'s table.
     ///
     /// # Errors
-    /// When the port or the index does not exist or the entry is empty (the error lists those that are not).
+    /// When the port or the index does not exist or the entry is empty (the error lists those that
+    /// are not).
+    #[doc(alias("ibv_query_gid", "ibv_query_gid_ex"))]
     pub fn gid(&self, port: u8, index: u32) -> Result<GidEntry, DeviceError> {
         let entries = self.gids(port)?;
         match entries.iter().find(|entry| entry.index == index) {
@@ -232,6 +261,7 @@ impl Context {
     ///
     /// # Errors
     /// When there is no such port or the query fails.
+    #[doc(alias = "ibv_query_gid_table")]
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, DeviceError> {
         let len = self.port(port)?.gid_table_len;
         match self.gids_by_table(port, len) {
@@ -242,18 +272,21 @@ impl Context {
         }
     }
 
-    /// The GID that queue pairs and address handles of a RoCE port use when none is named: the one that reaches furthest (RoCEv2 with IPv4 first).
+    /// The default source GID of queue pairs and address handles of a RoCE port: the one with the
+    /// widest scope (RoCEv2 with IPv4 first).
     ///
     /// # Errors
     /// When there is no such port, it has no GID, or a query fails.
+    #[doc(alias = "ibv_query_gid")]
     pub fn default_gid(&self, port: u8) -> Result<GidEntry, DeviceError> {
         let entries = self.gids(port)?;
-        // The first of the best: max_by_key would take the last.
+        // The first of the best: max_by_key alone would return the last.
         let best = entries.iter().rev().max_by_key(|entry| entry.preference());
         best.copied().ok_or_else(|| self.no_gid(port, IndexOrAny::Any, &[]))
     }
 
-    /// The GID that packets of `port` come from: the one asked for; or, where there must be one, the one that reaches furthest.
+    /// The source GID of packets of `port`: that of the given index; otherwise the default GID
+    /// where the link layer needs one.
     pub(crate) fn source_gid(
         &self,
         port: u8,
@@ -267,13 +300,13 @@ impl Context {
         }
     }
 
-    /// The whole table in one call, where the library has it.
+    /// The whole table in one call, where the library has it (ibv_query_gid_table).
     fn gids_by_table(&self, port: u8, len: u32) -> Option<Vec<GidEntry>> {
         let query = self.inner.api.query_gid_table?;
-        // The call gives the entries of all ports together.
+        // The call returns the entries of all ports together.
         let room = len as usize * usize::from(self.inner.attr.ports).max(1);
         let mut entries: Vec<sys::ibv_gid_entry> = Vec::with_capacity(room);
-        // SAFETY: the context is live, and there is room for `room` entries of this size.
+        // SAFETY: the context is live, and `entries` has capacity for `room` entries of this size.
         let found = unsafe {
             query(
                 self.inner.raw,
@@ -284,7 +317,7 @@ impl Context {
             )
         };
         let found = usize::try_from(found).ok().filter(|&found| found <= room)?;
-        // SAFETY: the library has written `found` entries, no more than there is room for.
+        // SAFETY: the library has written `found` entries, at most `room`.
         unsafe { entries.set_len(found) };
         Some(
             entries
@@ -315,7 +348,8 @@ impl Context {
                     size_of::<sys::ibv_gid_entry>(),
                 )
             };
-            // ENODATA: the entry is empty. Other failures: this library or kernel can't, and the older call can.
+            // ENODATA: the entry is empty. Other failures: this library or kernel lacks the call;
+            // fall back to ibv_query_gid.
             match check(result) {
                 Ok(()) => {
                     // SAFETY: zeroed before and filled by the library; all integers and bytes.
@@ -342,36 +376,44 @@ impl Context {
         }))
     }
 
-    /// A protection domain: what may touch what (ibv_alloc_pd(3), IBTA vol 1, 10.2.3).
+    /// Allocates a protection domain (ibv_alloc_pd(3), IBTA vol 1, 10.2.3).
     ///
     /// # Errors
     /// When the device refuses.
+    #[doc(alias = "ibv_alloc_pd")]
     pub fn protection_domain(&self) -> Result<ProtectionDomain, DeviceError> {
         ProtectionDomain::new(self)
     }
 
-    /// `len` bytes of the device's own memory, beginning at a multiple of `align` (ibv_alloc_dm(3)).
+    /// Allocates `len` bytes of on-chip device memory, aligned to `align` (ibv_alloc_dm(3)).
     ///
     /// # Errors
     /// When the device has none, or not as much (see [`DeviceAttr::device_memory_bytes`]).
+    #[doc(alias = "ibv_alloc_dm")]
     pub fn device_memory(&self, len: usize, align: usize) -> Result<DeviceMemory, MemoryError> {
         DeviceMemory::new(self, len, align)
     }
 
-    /// A completion queue of at least `entries` entries (ibv_create_cq(3), IBTA vol 1, 10.2.6).
+    /// Creates a completion queue of at least `entries` entries (ibv_create_cq(3), IBTA vol 1,
+    /// 10.2.6).
     ///
-    /// Each queue pair made on it reserves as many entries as it may have completions outstanding, so it cannot overflow.
+    /// Each queue pair on it reserves as many entries as it may have completions outstanding, so it
+    /// cannot overflow.
     ///
     /// # Errors
     /// When the device refuses, or has no queues as large.
+    #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue(&self, entries: u32) -> Result<CompletionQueue, CompletionQueueError> {
         CompletionQueue::classic(self, entries, None, 0)
     }
 
-    /// A completion queue as [`completion_queue`](Self::completion_queue) makes it, of which `channel` tells when it has something to poll.
+    /// As [`completion_queue`](Self::completion_queue), on `channel`, which reports its
+    /// completions.
     ///
     /// # Errors
-    /// As for [`completion_queue`](Self::completion_queue), and when the channel is another device's.
+    /// As for [`completion_queue`](Self::completion_queue), and when the channel is another
+    /// device's.
+    #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue_on(
         &self,
         channel: &CompletionChannel,
@@ -380,11 +422,13 @@ impl Context {
         CompletionQueue::classic(self, entries, Some(channel), 0)
     }
 
-    /// A completion queue as [`completion_queue_on`](Self::completion_queue_on) makes it, whose events come by this completion vector: on many adapters an interrupt of its own, on a
-    /// processor of its own. There are [`completion_vectors`](Self::completion_vectors) of them, from 0, where all others are.
+    /// As [`completion_queue_on`](Self::completion_queue_on), with events on this completion
+    /// vector: on many adapters a separate interrupt, handled by a separate CPU. There are
+    /// [`completion_vectors`](Self::completion_vectors) of them; the default is 0.
     ///
     /// # Errors
     /// As for [`completion_queue_on`](Self::completion_queue_on), and when there is no such vector.
+    #[doc(alias("ibv_create_cq", "comp_vector"))]
     pub fn completion_queue_on_vector(
         &self,
         channel: &CompletionChannel,
@@ -402,38 +446,47 @@ impl Context {
         CompletionQueue::classic(self, entries, Some(channel), vector)
     }
 
-    /// How many completion vectors the device has.
+    /// The number of completion vectors (`num_comp_vectors`).
+    #[doc(alias = "num_comp_vectors")]
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
-        // SAFETY: the context is live; the number does not change.
+        // SAFETY: the context is live; the field is constant.
         u32::try_from(unsafe { (*self.inner().raw).num_comp_vectors }).unwrap_or(0)
     }
 
-    /// Begins an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)): see [`ExtendedCompletionQueueBuilder`].
+    /// Builds an extended completion queue of at least `entries` entries (ibv_create_cq_ex(3)): see
+    /// [`ExtendedCompletionQueueBuilder`].
+    #[doc(alias = "ibv_create_cq_ex")]
     pub fn extended_completion_queue(&self, entries: u32) -> ExtendedCompletionQueueBuilder<'_> {
         ExtendedCompletionQueueBuilder::new(self, entries)
     }
 
-    /// A completion queue of at least `entries` entries, of the better kind that the device has.
+    /// Creates a completion queue of at least `entries` entries, of the best kind that the device
+    /// supports.
     ///
     /// # Errors
     /// As for [`completion_queue`](Self::completion_queue).
+    #[doc(alias("ibv_create_cq", "ibv_create_cq_ex"))]
     pub fn best_completion_queue(&self, entries: u32) -> Result<BestCompletionQueue, CompletionQueueError> {
         BestCompletionQueue::new(self, entries)
     }
 
-    /// A channel to sleep on until completion queues have something to poll (ibv_create_comp_channel(3)).
+    /// Creates a completion channel to sleep on until completion queues have completions
+    /// (ibv_create_comp_channel(3)).
     ///
     /// # Errors
     /// When the device refuses, or the process has no file descriptor left.
+    #[doc(alias = "ibv_create_comp_channel")]
     pub fn completion_channel(&self) -> Result<CompletionChannel, EventError> {
         CompletionChannel::new(self)
     }
 
-    /// The reader of its asynchronous events. There is one at a time; events that come while there is none wait for the next.
+    /// The reader of its asynchronous events. There is one at a time; events are queued while there
+    /// is none.
     ///
     /// # Errors
     /// When there is one already.
+    #[doc(alias = "ibv_get_async_event")]
     pub fn events(&self) -> Result<Events, EventError> {
         Events::new(self)
     }
@@ -468,7 +521,6 @@ impl Context {
     }
 }
 
-/// errno of an empty GID table entry.
 const ENODATA: i32 = 61;
 
 impl core::fmt::Debug for Context {
@@ -484,7 +536,8 @@ impl Drop for ContextInner {
         if self.lender.is_some() {
             return;
         }
-        // SAFETY: the last reference: every object made from the context holds one until it has been destroyed (and leaks it if destroying failed).
+        // SAFETY: the last reference: every object created from the context holds one until it has
+        // been destroyed (and leaks it if destroying failed).
         let result = unsafe { (self.api.close_device)(self.raw) };
         if let Err(error) = check(result) {
             tracing::error!(device = %self.name, %error, "ibv_close_device failed; the context is leaked");

@@ -1,4 +1,4 @@
-//! Dumps: all that a device says of itself and its ports, and what is known of a piece of registered memory, as values that can be shown. What a queue pair says is
+//! Printable descriptions of devices, ports and buffers. Those of queue pairs are
 //! [`QueuePairAttr`](crate::QueuePairAttr).
 
 use core::ffi::c_int;
@@ -12,30 +12,37 @@ use crate::port::{GidEntry, PortAttr};
 use crate::qp::RemoteRights;
 use crate::types::RKey;
 
-/// All that a device says of itself (ibv_query_device(3), ibv_query_port(3) and the tables of its ports), as [`Context::describe`] finds it. Shown by
-/// [`Display`](fmt::Display) one item a line, under the names of `verbs.h`.
+/// All attributes of a device (ibv_query_device(3), ibv_query_port(3) and the tables of its ports),
+/// as returned by [`Context::describe`]. [`Display`](fmt::Display) prints one item a line, under
+/// the names of `verbs.h`.
+#[doc(alias("ibv_device_attr", "ibv_devinfo"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceDescription {
     /// Its name.
     pub name: String,
-    /// The version of its firmware, as it writes it.
+    /// The firmware version, as the device formats it.
+    #[doc(alias = "fw_ver")]
     pub firmware: String,
     /// Its globally unique identifier, in host byte order.
     pub node_guid: u64,
-    /// That of the system which it is part of.
+    /// The GUID of the system that it is part of.
+    #[doc(alias = "sys_image_guid")]
     pub system_image_guid: u64,
-    /// Its vendor, by IEEE OUI.
+    /// The vendor's IEEE OUI.
     pub vendor_id: u32,
-    /// The vendor's number for it.
+    /// The vendor's part number.
     pub vendor_part_id: u32,
-    /// Its version.
+    /// The hardware version.
+    #[doc(alias = "hw_ver")]
     pub hardware_version: u32,
-    /// What its atomics are atomic with.
+    /// The scope of its atomics.
     pub atomics: AtomicSupport,
-    /// The page sizes that regions may have, in bytes, smallest first.
+    /// The supported page sizes in bytes, smallest first.
+    #[doc(alias = "page_size_cap")]
     pub page_sizes: Vec<u64>,
-    /// What it can do besides, by the names of `enum ibv_device_cap_flags`.
+    /// Its capabilities, by the names of `enum ibv_device_cap_flags`.
+    #[doc(alias("ibv_device_cap_flags", "device_cap_flags"))]
     pub capabilities: Vec<&'static str>,
     /// Its limits, by the names of `struct ibv_device_attr`.
     pub limits: Vec<(&'static str, u64)>,
@@ -43,33 +50,40 @@ pub struct DeviceDescription {
     pub ports: Vec<PortDescription>,
 }
 
-/// All that a port says of itself.
+/// All attributes of a port.
+#[doc(alias = "ibv_port_attr")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortDescription {
     /// Its number, from 1.
     pub number: u8,
-    /// What connecting needs of it.
+    /// The attributes that connecting needs.
     pub attr: PortAttr,
-    /// The rest, by the names of `struct ibv_port_attr`.
+    /// The others, by the names of `struct ibv_port_attr`.
     pub values: Vec<(&'static str, u32)>,
-    /// Its partition keys, by index; without the empty entries.
+    /// Its P_Keys, by index; without the empty entries.
+    #[doc(alias = "ibv_query_pkey")]
     pub pkeys: Vec<(u16, u16)>,
     /// Its GIDs; without the empty entries.
+    #[doc(alias = "ibv_query_gid")]
     pub gids: Vec<GidEntry>,
 }
 
-/// What a device's atomics are atomic with (IBTA vol 1, 10.8.3.3).
+/// The scope of a device's atomics (IBTA vol 1, 10.8.3.3).
+#[doc(alias = "ibv_atomic_cap")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AtomicSupport {
-    /// It has none.
+    /// No atomics.
+    #[doc(alias = "IBV_ATOMIC_NONE")]
     None,
-    /// With one another, not with the processor's.
+    /// Atomic among the device's own operations, not with the CPU's (`IBV_ATOMIC_HCA`).
+    #[doc(alias = "IBV_ATOMIC_HCA")]
     Device,
-    /// With the processor's too.
+    /// Atomic with the CPU's too (`IBV_ATOMIC_GLOB`).
+    #[doc(alias = "IBV_ATOMIC_GLOB")]
     Global,
-    /// A value the standard does not know.
+    /// A value that the standard does not define.
     Unknown(u32),
 }
 
@@ -100,16 +114,17 @@ const CAPABILITIES: &[(sys::ibv_device_cap_flags, &str)] = &[
     (sys::IBV_DEVICE_MANAGED_FLOW_STEERING, "MANAGED_FLOW_STEERING"),
 ];
 
-/// A count of `struct ibv_device_attr`, which are signed there; negative ones mean nothing.
+/// A count of `struct ibv_device_attr`, where they are signed; negative ones are invalid.
 fn count(value: c_int) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
 impl Context {
-    /// Asks the device for all that it says of itself: for people to read, or to be compared between machines.
+    /// Queries all attributes of the device, to print or to compare between machines.
     ///
     /// # Errors
     /// When a query fails.
+    #[doc(alias("ibv_query_device", "ibv_query_port", "ibv_query_pkey"))]
     pub fn describe(&self) -> Result<DeviceDescription, DeviceError> {
         let context = self.inner();
         // SAFETY: all-zero is a valid value of this struct of integers.
@@ -246,7 +261,7 @@ impl fmt::Display for DeviceDescription {
         writeln!(f, "  vendor_part_id {}", self.vendor_part_id)?;
         writeln!(f, "  hw_ver {:#x}", self.hardware_version)?;
         writeln!(f, "  atomic_cap {:?}", self.atomics)?;
-        writeln!(f, "  page sizes {}", Sizes(&self.page_sizes))?;
+        writeln!(f, "  page sizes {}", PageSizes(&self.page_sizes))?;
         writeln!(f, "  device_cap_flags {}", self.capabilities.join(" "))?;
         for (name, value) in &self.limits {
             writeln!(f, "  {name} {value}")?;
@@ -255,10 +270,10 @@ impl fmt::Display for DeviceDescription {
     }
 }
 
-/// Page sizes: every power of two from the first to the last, or each.
-struct Sizes<'a>(&'a [u64]);
+/// Page sizes: a range if they are consecutive powers of two, otherwise each.
+struct PageSizes<'a>(&'a [u64]);
 
-impl fmt::Display for Sizes<'_> {
+impl fmt::Display for PageSizes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => f.write_str("unknown"),
@@ -298,23 +313,25 @@ impl fmt::Display for PortDescription {
     }
 }
 
-/// What is known of a buffer and the region that it lies in, as [`Buffer::describe`](crate::Buffer::describe) gives it.
+/// The attributes of a buffer and its memory region, as returned by
+/// [`Buffer::describe`](crate::Buffer::describe).
+#[doc(alias = "ibv_mr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BufferDescription {
-    /// Its address, as the device and peers name it.
+    /// Its address, as the device and peers use it.
     pub addr: u64,
     /// Its length in bytes.
     pub len: usize,
-    /// Where the region begins.
+    /// The region's address.
     pub region_addr: u64,
     /// The region's length in bytes.
     pub region_len: usize,
-    /// The key by which this side's requests name the region.
+    /// The region's lkey, for local requests.
     pub lkey: u32,
-    /// The key by which a peer's do; of no use where peers have no rights.
+    /// The region's rkey, for the requests of peers; without effect where peers have no rights.
     pub rkey: RKey,
-    /// What peers may do with the region.
+    /// The rights of peers to the region.
     pub rights: RemoteRights,
 }
 
@@ -342,7 +359,7 @@ mod tests {
 
     #[test]
     fn page_sizes_are_shown_as_a_range_where_they_are_one() {
-        let shown = |sizes: &[u64]| Sizes(sizes).to_string();
+        let shown = |sizes: &[u64]| PageSizes(sizes).to_string();
         assert_eq!(shown(&[4096, 8192, 16384]), "4096 to 16384, every power of two");
         assert_eq!(shown(&[4096, 1 << 21]), "4096 2097152");
         assert_eq!(shown(&[4096]), "4096");

@@ -1,12 +1,14 @@
-//! The crate `ibverbs` (feature `ibverbs`): its types and ours.
+//! Conversions to and from the types of the crate `ibverbs` (feature `ibverbs`).
 //!
-//! Version 0.9 of that crate keeps its pointers to itself: none of its objects can be taken over, nor lent to it. What it lets others have is what two programs
-//! tell each other, and a device that is not open yet. So: a queue pair here and one there can be connected, each reaching the other's memory; and a device
-//! opened here can be opened there as well.
+//! Version 0.9 of that crate keeps its pointers private: none of its objects can be taken over, nor
+//! ours lent to it. Public are only endpoints, remote keys and unopened devices. So a queue pair
+//! here and one there can be connected, each reaching the other's memory; and a device opened here
+//! can be opened there as well.
 //!
-//! Whoever wants more has the raw pointers: those of [`raw`](crate::raw) cast to the structs of `ibverbs-sys` are valid there, as both are laid out as C's.
+//! For anything else there are the raw pointers: those of [`raw`](crate::raw) cast to the structs
+//! of `ibverbs-sys` are valid there, as both have C's layout.
 //!
-//! With this feature a program is linked with libibverbs, and does not start where there is none.
+//! With this feature a program links libibverbs, and does not start without it.
 
 use crate::context::Context;
 use crate::memory::{Key, Remote};
@@ -40,13 +42,15 @@ impl From<&::ibverbs::GidEntry> for GidEntry {
 }
 
 impl Endpoint {
-    /// A queue pair of the crate `ibverbs`, to connect one of ours to.
+    /// The endpoint of a queue pair of the crate `ibverbs`, to connect one of ours to.
     ///
-    /// It sends from sequence number 0, which is taken for granted here, and expects that of its builder's `set_rq_psn`, 0 if nobody has called that: make ours
-    /// with [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated). Nor does it tell its path MTU, which is its port's unless
-    /// `set_path_mtu` was called, and how many READs and atomics it serves at once, 1 unless `set_max_dest_rd_atomic` was.
+    /// It sends from PSN 0, and expects the PSN of its builder's `set_rq_psn`, 0 by default: build
+    /// ours with [`psn`](crate::QueuePairBuilder::psn) of [`Psn::truncated(0)`](Psn::truncated).
+    /// Its endpoint contains neither its path MTU, which is its port's unless `set_path_mtu` was
+    /// called, nor how many READs and atomics it serves at once, 1 unless `set_max_dest_rd_atomic`
+    /// was.
     ///
-    /// `None` if its number is none.
+    /// `None` if its queue pair number is invalid.
     #[must_use]
     pub fn from_ibverbs(peer: ::ibverbs::QueuePairEndpoint, mtu: Mtu, rd_atomic: u8) -> Option<Self> {
         Some(Self {
@@ -59,7 +63,8 @@ impl Endpoint {
         })
     }
 
-    /// The same, for `handshake` of a queue pair of the crate `ibverbs`: see [`from_ibverbs`](Self::from_ibverbs) for what both sides must agree on besides.
+    /// The reverse, for `handshake` of a queue pair of the crate `ibverbs`: see
+    /// [`from_ibverbs`](Self::from_ibverbs) for the values that both sides must agree on.
     #[must_use]
     pub fn to_ibverbs(&self) -> ::ibverbs::QueuePairEndpoint {
         ::ibverbs::QueuePairEndpoint {
@@ -71,7 +76,8 @@ impl Endpoint {
 }
 
 impl<K: Key> Remote<K> {
-    /// Memory registered by the crate `ibverbs`: `len` bytes at `addr`, as its owner tells, by the key of its region. That crate registers with all rights.
+    /// Memory registered by the crate `ibverbs`: `len` bytes at `addr`, as its owner advertises, by
+    /// the rkey of its region. That crate registers with all rights.
     #[must_use]
     pub fn from_ibverbs(key: ::ibverbs::RemoteKey, addr: u64, len: u64) -> Self {
         Self::from_raw(addr, key.key, len)
@@ -79,16 +85,17 @@ impl<K: Key> Remote<K> {
 }
 
 impl Context {
-    /// The device that it is of, to be opened by the crate `ibverbs` as well: another context of the same device. `None` if the device is of another library
-    /// than the system's libibverbs that crate is linked with, such as the soft device's.
+    /// The context's device, to be opened by the crate `ibverbs` as well as another context. `None`
+    /// if the device is not of the system's libibverbs that crate is linked with, such as the soft
+    /// device.
     #[must_use]
     pub fn as_ibverbs(&self) -> Option<::ibverbs::Device<'_>> {
         let ours = self.inner().api.open_device as *const ();
         if ours != ibverbs_sys::ibv_open_device as *const () {
             return None;
         }
-        // SAFETY: the context is live, and its device was set when it was opened and is constant. It lives as long, and the reference no longer than `self`.
-        // The types differ in name alone.
+        // SAFETY: the context is live, and its device was set when it was opened and is constant.
+        // It lives as long, and the reference no longer than `self`. The types differ only in name.
         Some(::ibverbs::Device::from(unsafe {
             &*(&raw const (*self.as_raw()).device).cast()
         }))

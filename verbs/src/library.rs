@@ -1,4 +1,5 @@
-//! The library: where devices come from. The system's libibverbs, or any other [`Api`] table (the userspace device's).
+//! The source of devices: the system's libibverbs, or any other [`Api`] table (the userspace
+//! device's).
 
 use std::ffi::CStr;
 use std::io;
@@ -9,18 +10,22 @@ use crate::context::Context;
 use crate::error::DeviceError;
 
 /// A source of RDMA devices: one table of verbs (ibv_get_device_list(3)).
+#[doc(alias = "libibverbs")]
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
     api: &'static Api,
 }
 
 /// A device that can be opened (ibv_get_device_name(3), ibv_get_device_guid(3)).
+#[doc(alias = "ibv_device")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
     /// Its name, as `rdma link` or `ibv_devices` shows it.
+    #[doc(alias = "ibv_get_device_name")]
     pub name: String,
     /// Its globally unique identifier, in host byte order.
+    #[doc(alias = "ibv_get_device_guid")]
     pub guid: u64,
 }
 
@@ -28,30 +33,32 @@ impl Library {
     /// The system's libibverbs, loaded on the first call.
     ///
     /// # Errors
-    /// When it isn't installed or is too old.
+    /// When it is not installed or too old.
     pub fn system() -> Result<Self, DeviceError> {
         Ok(Self { api: Api::load()? })
     }
 
     /// The devices of another implementation of the verbs ABI.
     ///
-    /// Whoever filled the table gave its [`Promise`](doorbell_verbs_sys::Promise) that the functions do as the man pages say; every guarantee of this crate
-    /// rests on that, as it rests on libibverbs for [`system`](Self::system).
+    /// The table carries a [`Promise`](doorbell_verbs_sys::Promise) of its author that the
+    /// functions behave as the man pages say; every guarantee of this crate rests on that, as it
+    /// rests on libibverbs for [`system`](Self::system).
     #[must_use]
     pub const fn new(api: &'static Api) -> Self {
         Self { api }
     }
 
-    /// Its functions.
+    /// Its table of verbs.
     #[must_use]
     pub const fn api(&self) -> &'static Api {
         self.api
     }
 
-    /// The devices there are now (ibv_get_device_list(3)).
+    /// The devices present now (ibv_get_device_list(3)).
     ///
     /// # Errors
     /// When the list cannot be read.
+    #[doc(alias = "ibv_get_device_list")]
     pub fn devices(&self) -> Result<Vec<Device>, DeviceError> {
         let list = List::get(self.api)?;
         Ok(list
@@ -67,7 +74,9 @@ impl Library {
     /// Opens the device called `name` (ibv_open_device(3)).
     ///
     /// # Errors
-    /// When there is no such device (the error lists those there are), or it cannot be opened or queried.
+    /// When there is no such device (the error lists the existing ones), or it cannot be opened or
+    /// queried.
+    #[doc(alias = "ibv_open_device")]
     pub fn open(&self, name: &str) -> Result<Context, DeviceError> {
         let list = List::get(self.api)?;
         let Some(device) = list.iter().find(|&device| list.name(device) == name) else {
@@ -76,7 +85,8 @@ impl Library {
                 there: list.iter().map(|device| list.name(device)).collect(),
             });
         };
-        // SAFETY: `device` is of a live list; the context keeps its own reference to the device, so the list may be freed after.
+        // SAFETY: `device` is of a live list; the context keeps its own reference to the device, so
+        // the list may be freed after.
         let raw = unsafe { (self.api.open_device)(device) };
         if raw.is_null() {
             return Err(DeviceError::Open {
@@ -88,7 +98,6 @@ impl Library {
     }
 }
 
-/// A device list, freed on drop.
 struct List {
     api: &'static Api,
     first: *mut *mut sys::ibv_device,
@@ -102,7 +111,7 @@ impl List {
         let first = unsafe { (api.get_device_list)(&mut len) };
         if first.is_null() {
             let error = io::Error::last_os_error();
-            // ENOSYS: the kernel has no RDMA support at all, which is the same as having no device.
+            // ENOSYS: the kernel has no RDMA support at all, which is reported as an empty list.
             if error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(0) {
                 return Ok(Self { api, first, len: 0 });
             }
@@ -134,7 +143,7 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         if !self.first.is_null() {
-            // SAFETY: made by get_device_list, freed once.
+            // SAFETY: allocated by get_device_list, freed once.
             unsafe { (self.api.free_device_list)(self.first) }
         }
     }

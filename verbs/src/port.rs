@@ -1,4 +1,4 @@
-//! What a port and its GID table say, typed (ibv_query_port(3), ibv_query_gid_ex(3)).
+//! Port attributes and GID table entries, typed (ibv_query_port(3), ibv_query_gid_ex(3)).
 
 use core::fmt;
 
@@ -7,20 +7,26 @@ use doorbell_verbs_sys as sys;
 use crate::types::{Gid, Lid, Mtu};
 
 /// A port's logical state (IBTA vol 1, 14.2.5.6).
+#[doc(alias = "ibv_port_state")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortState {
     /// The link is down.
+    #[doc(alias = "IBV_PORT_DOWN")]
     Down,
     /// The link is up, the subnet manager has not configured the port.
+    #[doc(alias = "IBV_PORT_INIT")]
     Init,
     /// Configured, not yet carrying data.
+    #[doc(alias = "IBV_PORT_ARMED")]
     Armed,
     /// Carrying data.
+    #[doc(alias = "IBV_PORT_ACTIVE")]
     Active,
     /// Active, with the link briefly down.
+    #[doc(alias = "IBV_PORT_ACTIVE_DEFER")]
     ActiveDefer,
-    /// A value the standard does not know.
+    /// A value that the standard does not define.
     Unknown(u32),
 }
 
@@ -50,37 +56,46 @@ impl PortState {
     }
 }
 
-/// What lies under the transport (ibv_query_port(3)).
+/// The link layer (ibv_query_port(3)).
+#[doc(alias = "link_layer")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkLayer {
     /// InfiniBand: ports have LIDs, and a GRH is needed only between subnets.
+    #[doc(alias = "IBV_LINK_LAYER_INFINIBAND")]
     InfiniBand,
-    /// Ethernet, that is RoCE: ports are named by GID, and every packet has a GRH or IP header.
+    /// Ethernet, that is RoCE: ports are addressed by GID, and every packet has a GRH or IP header.
+    #[doc(alias = "IBV_LINK_LAYER_ETHERNET")]
     Ethernet,
-    /// The device does not say; treated as InfiniBand (verbs.h).
+    /// Not reported by the device; treated as InfiniBand (verbs.h).
+    #[doc(alias = "IBV_LINK_LAYER_UNSPECIFIED")]
     Unspecified,
 }
 
-/// What a port says of itself (ibv_query_port(3)).
+/// The attributes of a port (ibv_query_port(3)).
+#[doc(alias("ibv_port_attr", "ibv_query_port"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortAttr {
     /// Its logical state.
     pub state: PortState,
-    /// The largest MTU it could have.
+    /// The largest MTU that it supports.
     pub max_mtu: Mtu,
     /// The MTU in force: no path MTU may be larger.
     pub active_mtu: Mtu,
     /// Its local identifier; 0 on RoCE.
     pub lid: Lid,
-    /// What lies under the transport.
+    /// The link layer.
     pub link_layer: LinkLayer,
-    /// The longest message, in bytes.
+    /// The maximum message length in bytes.
+    #[doc(alias = "max_msg_sz")]
     pub max_message_bytes: u32,
-    /// How many GID indices there are.
+    /// The length of the GID table.
+    #[doc(alias = "gid_tbl_len")]
     pub gid_table_len: u32,
-    /// Signalling rate of the link in bits per second, width times lane speed; `None` where the device gives a code the standard does not know.
+    /// Link rate in bits per second, width times lane speed; `None` for a code that the standard
+    /// does not define.
+    #[doc(alias("active_speed", "active_width"))]
     pub bits_per_s: Option<u64>,
 }
 
@@ -103,7 +118,8 @@ impl PortAttr {
     }
 }
 
-/// Link rate from the two codes of PortInfo (IBTA vol 1, 14.2.5.6): nominal, as `ibstat` and sysfs give it.
+/// Link rate from the two codes of PortInfo (IBTA vol 1, 14.2.5.6): nominal, as `ibstat` and sysfs
+/// report it.
 fn bits_per_s(width: u8, speed: u8) -> Option<u64> {
     let lanes: u64 = match width {
         1 => 1,
@@ -126,17 +142,21 @@ fn bits_per_s(width: u8, speed: u8) -> Option<u64> {
     Some(lanes * lane_mbit_per_s * 1_000_000)
 }
 
-/// What a GID is for (ibv_query_gid_ex(3)).
+/// The type of a GID (ibv_query_gid_ex(3)).
+#[doc(alias = "ibv_gid_type")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidType {
-    /// InfiniBand, or the provider calls no difference.
+    /// InfiniBand, or a provider that does not distinguish.
+    #[doc(alias = "IBV_GID_TYPE_IB")]
     InfiniBand,
     /// RoCE version 1: Ethernet frames with a GRH, not routable.
+    #[doc(alias = "IBV_GID_TYPE_ROCE_V1")]
     RoceV1,
     /// RoCE version 2: UDP over IP.
+    #[doc(alias = "IBV_GID_TYPE_ROCE_V2")]
     RoceV2,
-    /// The library cannot say.
+    /// Not reported by the library.
     Unknown,
 }
 
@@ -152,19 +172,21 @@ impl GidType {
 }
 
 /// One entry of a port's GID table (ibv_query_gid_ex(3)).
+#[doc(alias("ibv_gid_entry", "ibv_query_gid_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GidEntry {
-    /// Its index, to be given to [`gid_index`](crate::QueuePairBuilder::gid_index).
+    /// Its index, for [`gid_index`](crate::QueuePairBuilder::gid_index).
+    #[doc(alias("gid_index", "sgid_index"))]
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// What it is for.
+    /// Its type.
     pub kind: GidType,
 }
 
 impl GidEntry {
-    /// How well it serves when the user named none: RoCEv2 before others, IPv4 before routable IPv6 before link-local.
+    /// Rank as the default GID: RoCEv2 before others, IPv4 before routable IPv6 before link-local.
     pub(crate) fn preference(&self) -> u32 {
         let kind = match self.kind {
             GidType::RoceV2 => 30,

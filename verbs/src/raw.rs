@@ -1,38 +1,47 @@
-//! C's own objects: the pointers to those made here, and those made elsewhere for use here. It is the way to verbs that this crate lacks, to other libraries
-//! that use the same device, and from a C program to this crate one part at a time.
+//! Raw C objects: pointers to those created here, and adoption of those created elsewhere. It gives
+//! access to verbs that this crate lacks, to other libraries that use the same device, and lets a C
+//! program move to this crate one part at a time.
 //!
-//! Pointers are those of [`doorbell_verbs_sys`], whose types are laid out as `<infiniband/verbs.h>` has them: any other binding's pointer to the same struct is
-//! a cast away.
+//! Pointers are those of [`doorbell_verbs_sys`], whose types have the layout of
+//! `<infiniband/verbs.h>`: any other binding's pointer to the same struct is a cast away.
 //!
-//! # Looking in
+//! # Using the pointer
 //!
-//! `as_raw` gives the pointer to an object, and is safe, as nothing happens by it. The pointer is good as long as the object, or one made of it, lives. Who
-//! uses it (which is `unsafe`) through [`Context::api`], or through the function pointers of the context, may
+//! `as_raw` returns the pointer to an object, and is safe. The pointer is valid as long as the
+//! object, or one created from it, lives. Code that uses it (which is `unsafe`) through
+//! [`Context::api`], or through the function pointers of the context, may
 //!
-//! - read fields of the struct, and call verbs that ask: ibv_query_qp(3), ibv_query_port(3), …;
-//! - make objects of its own from a context, protection domain, completion channel or shared receive queue, as long as these are destroyed before it is dropped
-//!   (its `Drop` reports what the device then refuses, and leaks). Queue pairs on a [`CompletionQueue`] are another matter: see below;
-//! - change attributes of a queue pair which [`change`](QueuePair::change) does not know, as long as it stays in its state.
+//! - read fields of the struct, and call queries: ibv_query_qp(3), ibv_query_port(3), …;
+//! - create objects of its own from a context, protection domain, completion channel or shared
+//!   receive queue, as long as these are destroyed before it is dropped (its `Drop` reports if the
+//!   device then refuses, and leaks). For queue pairs on a [`CompletionQueue`] see below;
+//! - modify attributes of a queue pair which [`change`](QueuePair::change) does not support, as
+//!   long as it stays in its state.
 //!
-//! It may not, for this crate's promises rest on it:
+//! It must not, as this crate's guarantees rest on it:
 //!
-//! - post to a queue pair or shared receive queue, or poll, arm or resize a completion queue: slots, entries and events are counted here, and a `wr_id` that
-//!   was not made here is taken for one that was;
-//! - put other queue pairs on a completion queue, which might overflow then, without keeping room in it: it can be made that much larger;
-//! - move a queue pair to another state but ERR (one that is only prepared may be connected: [`assume_connected`](PreparedQueuePair::assume_connected));
+//! - post to a queue pair or shared receive queue, or poll, arm or resize a completion queue:
+//!   slots, entries and events are counted here, and a foreign `wr_id` is taken for one of this
+//!   crate's;
+//! - put other queue pairs on a completion queue without keeping entries free for them (it can be
+//!   created larger), as it could overflow;
+//! - move a queue pair to another state but ERR (a prepared one may be connected:
+//!   [`assume_connected`](PreparedQueuePair::assume_connected));
 //! - acknowledge events, or close, destroy or free anything.
 //!
 //! # Taking over
 //!
-//! `from_raw` makes an object of this crate of a pointer. It is `unsafe`, and who calls it promises that
+//! `from_raw` makes an object of this crate from a pointer. It is `unsafe`; the caller promises
+//! that
 //!
-//! - the pointer is live, was made through the library, and on the device or in the domain, that is given with it, and is what the type says: a
-//!   [`Ud`](crate::Ud) is one;
+//! - the pointer is live, was created through the library, and on the device or in the domain, that
+//!   is given with it, and is of the type's kind: a [`Ud`](crate::Ud) is a UD queue pair;
 //! - nothing is in flight: no request is posted, no completion waits, no event is unacknowledged;
-//! - nobody else posts to it, polls it, changes its state or destroys it from here on, nor makes another object here of it, until this one is dropped;
-//! - whatever else is said on the function.
+//! - nothing else posts to it, polls it, changes its state or destroys it from here on, nor makes
+//!   another object here from it, until this one is dropped;
+//! - the function's own conditions hold.
 //!
-//! Its [`Ownership`] says what becomes of it in the end.
+//! Its [`Ownership`] determines who destroys it.
 //!
 //! ```no_run
 //! use doorbell_verbs::{Library, ProtectionDomain};
@@ -42,7 +51,7 @@
 //! # fn example(c_program_allocates_a_domain: fn(*mut ibv_context) -> *mut ibv_pd) -> Result<(), Box<dyn std::error::Error>> {
 //! let context = Library::system()?.open("mlx5_0")?;
 //! let pd = c_program_allocates_a_domain(context.as_raw());
-//! // SAFETY: a live domain of this context, made by the same libibverbs, which nobody but us deallocates.
+//! // SAFETY: a live domain of this context, created by the same libibverbs, which only we deallocate.
 //! let pd = unsafe { ProtectionDomain::from_raw(&context, pd, Ownership::Taken) };
 //! # Ok(())
 //! # }
@@ -67,19 +76,20 @@ use crate::pd::ProtectionDomain;
 use crate::qp::{Backend, Connected, PreparedQueuePair, QueuePair, Transport};
 use crate::srq::{SharedReceiveError, SharedReceiveHandle, SharedReceiveQueue};
 
-/// What becomes of an object made by `from_raw` when it is dropped, with all that was made of it.
+/// Who destroys an object made by `from_raw` when it and all objects created from it are dropped.
 #[derive(Clone)]
 pub enum Ownership {
-    /// It is destroyed, as if it had been made here.
+    /// This crate, as if it had created the object.
     Taken,
-    /// It is not: it is the lender's, who is kept alive until this crate is done with the object, and dropped then. What the lender's `Drop` does may be to
-    /// destroy it.
+    /// The lender, which is kept alive until this crate is done with the object, and dropped then.
+    /// The lender's `Drop` may destroy it.
     ///
-    /// A queue pair is taken to RESET before, so that the device is done with the buffers posted to it. If that fails both stay as they are, for ever.
+    /// A queue pair is moved to RESET before, so that the device is done with the buffers posted to
+    /// it. If that fails both are leaked.
     Lent(Arc<dyn Send + Sync>),
 }
 
-/// Who destroys an object, if it is not ours.
+/// The owner of an object that this crate does not destroy.
 pub(crate) type Lender = Option<Arc<dyn Send + Sync>>;
 
 impl Ownership {
@@ -101,26 +111,26 @@ impl core::fmt::Debug for Ownership {
 }
 
 impl Context {
-    /// The functions of the library that has opened it.
+    /// The verbs of the library that opened it.
     #[must_use]
     pub fn api(&self) -> &'static Api {
         self.inner().api
     }
 
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_context {
         self.inner().raw
     }
 
-    /// An open device made elsewhere (ibv_open_device(3)).
+    /// An open device created elsewhere (ibv_open_device(3)).
     ///
     /// # Errors
-    /// When it cannot be queried. It has been closed then, or is its lender's again.
+    /// When it cannot be queried. It is then closed, or returned to its lender.
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). Nobody reads its asynchronous events while [`Events`](crate::Events) of it do, and its descriptor for them is
-    /// not set to block.
+    /// See [the rules](crate::raw#taking-over). Nothing reads its asynchronous events while
+    /// [`Events`](crate::Events) of it do, and its descriptor for them is not set to block.
     pub unsafe fn from_raw(
         library: Library,
         raw: *mut sys::ibv_context,
@@ -138,16 +148,16 @@ impl Context {
 }
 
 impl ProtectionDomain {
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_pd {
         self.inner().raw
     }
 
-    /// A protection domain made elsewhere (ibv_alloc_pd(3)).
+    /// A protection domain created elsewhere (ibv_alloc_pd(3)).
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). Others may make objects in a domain that is lent.
+    /// See [the rules](crate::raw#taking-over). Others may create objects in a domain that is lent.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut sys::ibv_pd, ownership: Ownership) -> Self {
         // SAFETY: by contract.
@@ -156,16 +166,17 @@ impl ProtectionDomain {
 }
 
 impl CompletionChannel {
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_comp_channel {
         self.inner().raw()
     }
 
-    /// A completion channel made elsewhere (ibv_create_comp_channel(3)). Its descriptor is set not to block.
+    /// A completion channel created elsewhere (ibv_create_comp_channel(3)). Its descriptor is set
+    /// to O_NONBLOCK.
     ///
     /// # Errors
-    /// When that fails. It has been destroyed then, or is its lender's again.
+    /// When that fails. It is then destroyed, or returned to its lender.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). No completion queue is on it.
@@ -183,7 +194,8 @@ impl CompletionChannel {
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    /// C's object: see [the rules](crate::raw#looking-in). Of an [`Extended`] queue it is an `ibv_cq_ex` as well.
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). That of an [`Extended`]
+    /// queue is an `ibv_cq_ex` as well.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_cq {
         self.inner().raw()
@@ -191,11 +203,11 @@ impl<Q: CqKind> CompletionQueue<Q> {
 }
 
 impl CompletionQueue<Classic> {
-    /// A completion queue made elsewhere (ibv_create_cq(3)). It cannot be waited for.
+    /// A completion queue created elsewhere (ibv_create_cq(3)). It cannot be waited for.
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). It is on no channel, or at least never armed; queue pairs that are on it already may have no completion in it
-    /// ever.
+    /// See [the rules](crate::raw#taking-over). It is on no channel, or at least never armed; queue
+    /// pairs that are on it already never have a completion in it.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut sys::ibv_cq, ownership: Ownership) -> Self {
         // SAFETY: by contract.
@@ -204,13 +216,15 @@ impl CompletionQueue<Classic> {
 }
 
 impl CompletionQueue<Extended> {
-    /// An extended completion queue made elsewhere (ibv_create_cq_ex(3)). It cannot be waited for.
+    /// An extended completion queue created elsewhere (ibv_create_cq_ex(3)). It cannot be waited
+    /// for.
     ///
     /// # Errors
-    /// When it cannot be polled. It is whose it was then.
+    /// When it cannot be polled. Its ownership is then unchanged.
     ///
     /// # Safety
-    /// As for [a classic one](CompletionQueue::<Classic>::from_raw). Its `wc_flags` have all of `IBV_WC_STANDARD_FLAGS`, and nobody has begun to poll it.
+    /// As for [a classic one](CompletionQueue::<Classic>::from_raw). Its `wc_flags` include
+    /// `IBV_WC_STANDARD_FLAGS`, and no poll of it is open.
     pub unsafe fn from_raw(
         context: &Context,
         raw: *mut sys::ibv_cq_ex,
@@ -231,10 +245,11 @@ impl CompletionQueue<Extended> {
     }
 }
 
-// Queue pairs made elsewhere: qp/adopt.rs.
+// Queue pairs created elsewhere: qp/adopt.rs.
 
 impl<T: Transport, B: Backend> QueuePair<T, B> {
-    /// C's object: see [the rules](crate::raw#looking-in). With the backend [`WorkRequests`](crate::WorkRequests) `ibv_qp_to_qp_ex` makes an `ibv_qp_ex` of it.
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). With the backend
+    /// [`WorkRequests`](crate::WorkRequests) `ibv_qp_to_qp_ex` converts it to an `ibv_qp_ex`.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_qp {
         self.raw()
@@ -242,7 +257,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
-    /// C's object: see [the rules](crate::raw#looking-in). A connection manager of one's own may connect it by this, to RTS, and then say so by
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). Another connection manager
+    /// may connect it to RTS through this, followed by
     /// [`assume_connected`](Self::assume_connected).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_qp {
@@ -251,13 +267,13 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 }
 
 impl AddressHandle {
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_ah {
         self.raw()
     }
 
-    /// An address handle made elsewhere (ibv_create_ah(3)), for packets that leave by `port`.
+    /// An address handle created elsewhere (ibv_create_ah(3)), for packets that leave by `port`.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Others may send to one that is lent.
@@ -269,7 +285,8 @@ impl AddressHandle {
 }
 
 impl<K: Kind> Buffer<K> {
-    /// C's object: see [the rules](crate::raw#looking-in). It is that of the whole region, of which the buffer may be a part.
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer). It is that of the whole
+    /// region, of which the buffer may be a part.
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mr {
         self.region_raw()
@@ -277,17 +294,18 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl<R: Rights> Buffer<R> {
-    /// Memory registered elsewhere (ibv_reg_mr(3)), all of the region. Whoever owns the memory still does: it is not freed here, nor given by
-    /// [`into_memory`](Self::into_memory).
+    /// A whole memory region registered elsewhere (ibv_reg_mr(3)). The memory keeps its owner: it
+    /// is not freed here, nor returned by [`into_memory`](Self::into_memory).
     ///
     /// # Errors
-    /// When it is empty, or longer than a message may be. It is whose it was then.
+    /// When it is empty, or longer than a message may be. Its ownership is then unchanged.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). Besides:
-    /// - The region's rights are those of `R`, it is not zero-based, and its `addr` and `length` say where its bytes are. They are initialised, and stay there
-    ///   until the region is deregistered; of one that is lent, until the lender is dropped.
-    /// - Until then nobody else reads or writes them, but peers as far as `R` lets them.
+    /// - The region's rights are those of `R`, it is not zero-based, and its `addr` and `length`
+    ///   describe its bytes. They are initialised, and stay there until the region is deregistered;
+    ///   those of a lent one until the lender is dropped.
+    /// - Until then nothing else reads or writes them, except peers as `R` allows.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: *mut sys::ibv_mr,
@@ -302,15 +320,16 @@ impl<R: Rights> Buffer<R> {
 }
 
 impl<R: Rights> Buffer<Opaque<R>> {
-    /// Memory registered elsewhere that the processor does not reach, or shall not: `len` bytes that requests name by addresses from `addr` on
-    /// (ibv_reg_dmabuf_mr(3), ibv_reg_mr_iova(3)).
+    /// A memory region registered elsewhere that the CPU cannot or must not access: `len` bytes
+    /// that requests address from `addr` on (ibv_reg_dmabuf_mr(3), ibv_reg_mr_iova(3)).
     ///
     /// # Errors
-    /// As for [memory of the host](Buffer::<R>::from_raw).
+    /// As for [host memory](Buffer::<R>::from_raw).
     ///
     /// # Safety
-    /// See [the rules](crate::raw#taking-over). The region's rights are those of `R`, these are its addresses, and its bytes stay there until it is
-    /// deregistered, or its lender dropped. What peers and the device write there harms nobody.
+    /// See [the rules](crate::raw#taking-over). The region's rights are those of `R`, these are its
+    /// addresses, and its bytes stay there until it is deregistered, or its lender dropped. Writes
+    /// of peers and the device to it are harmless.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: *mut sys::ibv_mr,
@@ -324,7 +343,7 @@ impl<R: Rights> Buffer<Opaque<R>> {
 }
 
 impl DeviceMemory {
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_dm {
         self.raw()
@@ -342,13 +361,15 @@ impl DeviceMemory {
 }
 
 impl<T: WindowType> MemoryWindow<T> {
-    /// C's object, null if it went with its queue pair: see [the rules](crate::raw#looking-in).
+    /// The raw pointer, null if it was freed with its queue pair: see [the
+    /// rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mw {
         self.raw()
     }
 
-    /// A memory window made elsewhere (ibv_alloc_mw(3)). It is always taken over: a window is freed to be unbound.
+    /// A memory window created elsewhere (ibv_alloc_mw(3)). It is always taken over, as a window is
+    /// freed to be unbound.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). It is of type `T`, and not bound.
@@ -360,7 +381,8 @@ impl<T: WindowType> MemoryWindow<T> {
 }
 
 impl<K: Key, T: WindowType> BoundWindow<K, T> {
-    /// C's object, null if it went with its queue pair: see [the rules](crate::raw#looking-in).
+    /// The raw pointer, null if it was freed with its queue pair: see [the
+    /// rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_mw {
         self.raw()
@@ -368,7 +390,7 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
 }
 
 impl SharedReceiveHandle {
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_srq {
         self.inner().raw()
@@ -376,17 +398,18 @@ impl SharedReceiveHandle {
 }
 
 impl SharedReceiveQueue {
-    /// C's object: see [the rules](crate::raw#looking-in).
+    /// The raw pointer: see [the rules](crate::raw#using-the-pointer).
     #[must_use]
     pub fn as_raw(&self) -> *mut sys::ibv_srq {
         self.handle().as_raw()
     }
 
-    /// A shared receive queue made elsewhere (ibv_create_srq(3)), of `depth` receives of up to `max_sge` buffers. It is always taken over: what is posted to it
-    /// comes back only when it is destroyed. Its `srq_context` is changed.
+    /// A shared receive queue created elsewhere (ibv_create_srq(3)), of `depth` receives of up to
+    /// `max_sge` buffers. It is always taken over: buffers posted to it are returned only when it
+    /// is destroyed. Its `srq_context` is overwritten.
     ///
     /// # Errors
-    /// When the library has no such queues. It is whose it was then.
+    /// When the library has no shared receive queues. Its ownership is then unchanged.
     ///
     /// # Safety
     /// See [the rules](crate::raw#taking-over). It is at least as large as said.
@@ -397,6 +420,6 @@ impl SharedReceiveQueue {
         max_sge: u32,
     ) -> Result<Self, SharedReceiveError> {
         // SAFETY: by contract.
-        unsafe { Self::take_over(pd.inner(), raw, (depth, max_sge)) }
+        unsafe { Self::adopt_raw(pd.inner(), raw, (depth, max_sge)) }
     }
 }

@@ -1,11 +1,15 @@
-//! What threads share memory by: the standard library's atomics, locks and cells, by one name for three purposes.
+//! Synchronisation primitives: the standard library's atomics, locks and cells, replaceable for two
+//! tools.
 //!
-//! With `--cfg doorbell_loom` they are loom's, and the models (`verbs/src/**/model.rs`) run the code that uses them through every order of its steps that the
-//! language's memory model allows. With `--cfg doorbell_tsan` the locks are parking_lot's: ThreadSanitizer follows only what is compiled with its instrumentation, and the
-//! slow ways of the standard library's locks are not. Neither is in a normal build, which compiles to what it would without this module. The names are not
-//! `loom` and `tsan`, as other crates give a meaning to the former.
+//! With `--cfg doorbell_loom` they are loom's, and the models (`verbs/src/**/model.rs`) run the
+//! code that uses them through every interleaving that the language's memory model allows. With
+//! `--cfg doorbell_tsan` the locks are parking_lot's: ThreadSanitizer follows only code compiled
+//! with its instrumentation, and the slow paths of the standard library's locks are not. A normal
+//! build contains neither. The cfgs are not named `loom` and `tsan`, as other crates use the
+//! former.
 //!
-//! What needs no model (a counter for unique numbers, bytes of registered memory) uses the standard library as it is: see docs/ARCHITECTURE.md.
+//! What needs no model (a counter for unique numbers, bytes of registered memory) uses the standard
+//! library directly: see docs/ARCHITECTURE.md.
 
 use std::time::Duration;
 
@@ -21,8 +25,8 @@ pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(any(doorbell_loom, doorbell_tsan)))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Locks `mutex`. What the locks of this crate guard is consistent whenever it is not being changed, and nothing panics between two changes that belong together; so a
-/// panic elsewhere under one does not matter.
+/// Locks `mutex`, ignoring poison. The data behind this crate's locks is consistent at every point
+/// where a panic may happen.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     let locked = mutex.lock();
     #[cfg(not(doorbell_tsan))]
@@ -30,7 +34,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     locked
 }
 
-/// Sleeps until `condition` is notified, or perhaps earlier; at most for `left`, if that is given.
+/// Sleeps until `condition` is notified, spuriously woken, or `left`, if given, has elapsed.
 pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>, left: Option<Duration>) -> MutexGuard<'a, T> {
     #[cfg(not(doorbell_tsan))]
     match left {
@@ -51,7 +55,7 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>, left: O
     }
 }
 
-/// A value that now one thread accesses and now another, as something else makes sure. Loom checks that it does.
+/// A cell that threads hand over to one another by some other synchronisation, which loom checks.
 pub(crate) struct Handed<T>(Cell<T>);
 
 #[cfg(not(doorbell_loom))]
@@ -67,7 +71,7 @@ impl<T: Copy> Handed<T> {
     /// The value.
     ///
     /// # Safety
-    /// Nobody changes it meanwhile.
+    /// No other thread changes it meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn get(&self) -> T {
         #[cfg(not(doorbell_loom))]
@@ -79,10 +83,10 @@ impl<T: Copy> Handed<T> {
         value
     }
 
-    /// Changes it.
+    /// Changes the value.
     ///
     /// # Safety
-    /// Nobody reads or changes it meanwhile.
+    /// No other thread reads or changes it meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn set(&self, value: T) {
         #[cfg(not(doorbell_loom))]

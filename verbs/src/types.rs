@@ -1,4 +1,5 @@
-//! The numbers that name things on the wire, each its own type, so that a key can't be passed where a queue pair number is meant.
+//! Newtypes of the identifiers on the wire, so that a key cannot be passed where a queue pair
+//! number is meant.
 
 use core::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,10 +7,12 @@ use std::net::{IpAddr, Ipv6Addr};
 use doorbell_verbs_sys as sys;
 
 /// A queue pair number: 24 bits (IBTA vol 1, 3.5.3).
+#[doc(alias = "qp_num")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Qpn(u32);
 
 /// A packet sequence number: 24 bits, modulo 2^24 (IBTA vol 1, 9.2.5).
+#[doc(alias("rq_psn", "sq_psn"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -46,7 +49,8 @@ macro_rules! bits24 {
 bits24!(Qpn);
 bits24!(Psn);
 
-/// The key by which a peer names a memory region (IBTA vol 1, 10.6.3).
+/// A remote key: identifies a memory region to peers (IBTA vol 1, 10.6.3).
+#[doc(alias = "rkey")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RKey(pub u32);
 
@@ -56,16 +60,20 @@ impl fmt::Display for RKey {
     }
 }
 
-/// A queue key: a datagram is received only if it carries the key of the queue pair that it is for (IBTA vol 1, 10.2.5).
+/// A queue key: a datagram is received only if it carries the Q_Key of the destination queue pair
+/// (IBTA vol 1, 10.2.5).
+#[doc(alias = "qkey")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QKey(pub u32);
 
 impl QKey {
-    /// What [`QueuePairBuilder::ud`](crate::QueuePairBuilder::ud) gives a queue pair unless told otherwise: that of rdma-core's examples (`ibv_ud_pingpong`).
+    /// The default Q_Key of [`QueuePairBuilder::ud`](crate::QueuePairBuilder::ud): that of
+    /// rdma-core's examples (`ibv_ud_pingpong`).
     pub const DEFAULT: Self = Self(0x1111_1111);
 
-    /// Whether it is a controlled one, its highest bit set, which only privileged processes may give to a queue pair (IBTA vol 1, 10.2.5). Where it is named as
-    /// the key of a send's destination, the sender's own is sent instead.
+    /// Whether it is a controlled Q_Key, its highest bit set, which only privileged processes may
+    /// assign to a queue pair (IBTA vol 1, 10.2.5). In a send request it selects the sender's own
+    /// Q_Key instead.
     #[must_use]
     pub const fn is_controlled(self) -> bool {
         self.0 >> 31 != 0
@@ -79,6 +87,7 @@ impl fmt::Display for QKey {
 }
 
 /// A local identifier: a port's address within an InfiniBand subnet; 0 on RoCE (IBTA vol 1, 4.1.3).
+#[doc(alias("lid", "dlid"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Lid(pub u16);
 
@@ -88,12 +97,14 @@ impl fmt::Display for Lid {
     }
 }
 
-/// A global identifier, written as an IPv6 address; on RoCEv2 it is the port's IP address (IBTA vol 1, 4.1.1 and annex A17).
+/// A global identifier, written as an IPv6 address; on RoCEv2 it is the port's IP address (IBTA vol
+/// 1, 4.1.1 and annex A17).
+#[doc(alias = "ibv_gid")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether this is the table's empty entry, all zeros.
+    /// Whether this is an empty table entry, all zeros.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
@@ -105,7 +116,7 @@ impl Gid {
         Ipv6Addr::from(self.0).to_canonical()
     }
 
-    /// Whether it is link-local (`fe80::/64`), which reaches no further than the local link.
+    /// Whether it is link-local (`fe80::/64`).
     #[must_use]
     pub fn is_link_local(&self) -> bool {
         self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
@@ -116,7 +127,8 @@ impl Gid {
     }
 
     pub(crate) fn from_sys(gid: &sys::ibv_gid) -> Self {
-        // SAFETY: every bit pattern is a valid `[u8; 16]`, and all of the union's 16 bytes were written by the library.
+        // SAFETY: every bit pattern is a valid `[u8; 16]`, and all of the union's 16 bytes were
+        // written by the library.
         Self(unsafe { gid.raw })
     }
 }
@@ -143,23 +155,29 @@ impl fmt::Debug for Gid {
 }
 
 /// A path MTU: the payload bytes of one packet (IBTA vol 1, 9.7.1).
+#[doc(alias = "ibv_mtu")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Mtu {
     /// 256 bytes.
+    #[doc(alias = "IBV_MTU_256")]
     B256 = 1,
     /// 512 bytes.
+    #[doc(alias = "IBV_MTU_512")]
     B512 = 2,
     /// 1024 bytes: what a 1500-byte Ethernet MTU allows.
+    #[doc(alias = "IBV_MTU_1024")]
     B1024 = 3,
     /// 2048 bytes.
+    #[doc(alias = "IBV_MTU_2048")]
     B2048 = 4,
     /// 4096 bytes: needs jumbo frames on Ethernet.
+    #[doc(alias = "IBV_MTU_4096")]
     B4096 = 5,
 }
 
 impl Mtu {
-    /// The MTU of that many bytes, or `None` if the standard has no such MTU.
+    /// The MTU of that many bytes, or `None` if the standard has none.
     #[must_use]
     pub const fn from_bytes(bytes: u32) -> Option<Self> {
         match bytes {

@@ -1,4 +1,4 @@
-//! Bytes of a region that are posted again and again by requests that own nothing.
+//! Aliased ranges of a region, posted repeatedly by requests that own no buffer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
         .connect(&PEER)
         .unwrap();
     let buffer = pd.register(vec![7; 4096], RemoteWrite).unwrap();
-    // SAFETY: the buffer stays until the queue pair is gone, and nobody writes it.
+    // SAFETY: the buffer outlives the queue pair, and nothing writes it.
     let alias = unsafe { buffer.alias(1024..2048) };
     assert_eq!(alias.addr(), buffer.addr() + 1024);
     let tail = alias.slice(1000, 24).unwrap();
@@ -51,7 +51,6 @@ fn one_range_is_posted_many_times_at_once_and_nothing_comes_back() {
     assert_eq!(done, 1, "one was signalled, and none has a buffer");
 }
 
-/// Says when it is dropped.
 struct Owner(Arc<AtomicBool>);
 
 impl Drop for Owner {
@@ -73,7 +72,7 @@ fn several_domains_register_one_memory_and_the_last_lets_its_owner_go() {
     let gone = Arc::new(AtomicBool::new(false));
     let owner = Arc::new(Owner(Arc::clone(&gone)));
     let [first, second] = domains.each_ref().map(|domain| {
-        // SAFETY: the memory outlives both regions, and nobody touches it.
+        // SAFETY: the memory outlives both regions, and nothing accesses it.
         unsafe { domain.register_raw(start, 4096, RemoteWrite, Arc::clone(&owner) as _) }.unwrap()
     });
     drop(owner);

@@ -1,4 +1,5 @@
-//! Posting, receiving and polling neither allocate nor free: counted by this test program's allocator, thread by thread, as its tests run side by side.
+//! Posting, receiving and polling neither allocate nor free: counted by this test program's
+//! allocator per thread, as its tests run in parallel.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,7 +7,7 @@ use std::cell::Cell;
 use doorbell_verbs::{Buffer, CompletionQueue, QueuePair, Rc, Refused, Remote, Write};
 use doorbell_verbs_sys::IBV_WC_RECV;
 
-use crate::rig::{Kind, Made, over_all_kinds, rig_of};
+use crate::rig::{TestBackend, TestCq, over_all_kinds, rig_of};
 use crate::stub::Stub;
 
 thread_local! {
@@ -17,7 +18,7 @@ thread_local! {
 struct Counting;
 
 fn count() {
-    // A thread that is going has no counter, and no test.
+    // An exiting thread has no counter, and runs no test.
     let _ = PAUSED.try_with(|paused| {
         if !paused.get() {
             let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
@@ -49,22 +50,22 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// While it lives, what this thread allocates is not counted: the provider's records are not the crate's.
-pub(crate) struct OfTheProvider(bool);
+/// Excludes this thread's allocations from the count while it lives: the provider's records are not
+/// the crate's.
+pub(crate) struct ProviderScope(bool);
 
-impl OfTheProvider {
+impl ProviderScope {
     pub(crate) fn begin() -> Self {
         Self(PAUSED.replace(true))
     }
 }
 
-impl Drop for OfTheProvider {
+impl Drop for ProviderScope {
     fn drop(&mut self) {
         PAUSED.set(self.0);
     }
 }
 
-/// How many calls of the allocator `what` makes.
 pub(crate) fn calls_in(what: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     what();
@@ -75,7 +76,7 @@ pub(crate) fn calls_in(what: impl FnOnce()) -> u64 {
 fn the_allocator_counts() {
     assert_eq!(calls_in(|| drop(std::hint::black_box(Box::new(1_u64)))), 2);
     let paused = calls_in(|| {
-        let _provider = OfTheProvider::begin();
+        let _provider = ProviderScope::begin();
         drop(std::hint::black_box(Box::new(1_u64)));
     });
     assert_eq!(paused, 0);
@@ -85,7 +86,7 @@ const DEPTH: u32 = 32;
 const BATCH: usize = 16;
 
 /// Posts in every way, and completes and polls all of it.
-fn round<B: Kind, Q: Made>(
+fn round<B: TestBackend, Q: TestCq>(
     stub: &'static Stub,
     qp: &mut QueuePair<Rc, B>,
     cq: &mut CompletionQueue<Q>,
@@ -113,7 +114,7 @@ fn round<B: Kind, Q: Made>(
     })();
     posted.unwrap();
     {
-        let _provider = OfTheProvider::begin();
+        let _provider = ProviderScope::begin();
         stub.complete_sends(qp.qpn().get(), usize::MAX);
         for _ in 0..BATCH {
             stub.complete_receive(qp.qpn().get(), IBV_WC_RECV, 64, None);
@@ -129,13 +130,13 @@ fn round<B: Kind, Q: Made>(
 
 over_all_kinds! { neither_posting_nor_polling_allocates }
 
-fn neither_posting_nor_polling_allocates<B: Kind, Q: Made>() {
+fn neither_posting_nor_polling_allocates<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let buffers = 64;
     let (mut qp, mut cq, mut pool) = rig_of::<B, Q>(stub, DEPTH, buffers);
     // The first completion of a queue pair puts it in the poller's table.
     round(stub, &mut qp, &mut cq, &mut pool);
-    // Many times round the rings, so that the slow path of looking for room is taken too.
+    // Many times round the rings, so that the slow path of finding free slots is taken too.
     for number in 0..100 {
         let calls = calls_in(|| round(stub, &mut qp, &mut cq, &mut pool));
         assert_eq!(calls, 0, "calls of the allocator in round {number}");

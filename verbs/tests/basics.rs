@@ -1,4 +1,5 @@
-//! From library to completions, over the stub: what the provider gets is what was asked for, and what comes back is what was posted.
+//! From library to completions, over the stub: the provider gets what was requested, and
+//! completions return what was posted.
 
 use std::cell::RefCell;
 
@@ -8,19 +9,19 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::rig::{Kind, Made, PEER, over_all_kinds, poll_count, poll_each, rig_of};
+use crate::rig::{PEER, TestBackend, TestCq, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb, library};
 
 over_all_kinds! {
     a_panic_while_completions_are_taken_loses_none_but_its_own,
-    every_operation_reaches_the_provider_as_asked,
+    every_operation_reaches_the_provider_as_posted,
     receives_give_length_immediate_and_buffer,
     an_error_completion_says_what_to_do_and_the_rest_is_flushed,
     flush_brings_everything_back,
     a_poll_that_stops_early_loses_nothing,
     one_thread_can_poll_and_post_in_one_loop,
     a_queue_never_fills_with_nothing_signalled,
-    a_forgotten_request_is_not_posted_and_another_is_signalled_for_it,
+    a_forgotten_request_is_not_posted_and_another_is_signaled_for_it,
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_completion_queue_cannot_be_overbooked() {
     assert_eq!(cq.unreserved(), 100);
 }
 
-fn every_operation_reaches_the_provider_as_asked<B: Kind, Q: Made>() {
+fn every_operation_reaches_the_provider_as_posted<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 16, 8);
     let qpn = qp.qpn().get();
@@ -236,7 +237,7 @@ fn every_operation_reaches_the_provider_as_asked<B: Kind, Q: Made>() {
     );
 }
 
-fn receives_give_length_immediate_and_buffer<B: Kind, Q: Made>() {
+fn receives_give_length_immediate_and_buffer<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 4, 4);
     let qpn = qp.qpn().get();
@@ -275,7 +276,7 @@ fn receives_give_length_immediate_and_buffer<B: Kind, Q: Made>() {
     assert_eq!(seen[2].0, Success::ReceiveWrite { len: 5, imm: 8 });
 }
 
-fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: Kind, Q: Made>() {
+fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 3);
     let qpn = qp.qpn().get();
@@ -306,7 +307,7 @@ fn an_error_completion_says_what_to_do_and_the_rest_is_flushed<B: Kind, Q: Made>
     assert!(text.contains("does not answer"), "{text}");
 }
 
-fn flush_brings_everything_back<B: Kind, Q: Made>() {
+fn flush_brings_everything_back<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 4);
     qp.receive(buffers.remove(0)).unwrap();
@@ -320,7 +321,7 @@ fn flush_brings_everything_back<B: Kind, Q: Made>() {
     assert_eq!((qp.send_room(), qp.receive_room()), (8, 8));
 }
 
-fn a_poll_that_stops_early_loses_nothing<B: Kind, Q: Made>() {
+fn a_poll_that_stops_early_loses_nothing<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 6);
     let qpn = qp.qpn().get();
@@ -342,7 +343,7 @@ fn a_poll_that_stops_early_loses_nothing<B: Kind, Q: Made>() {
     assert!(cq.poll().unwrap().next_completion().is_none());
 }
 
-fn one_thread_can_poll_and_post_in_one_loop<B: Kind, Q: Made>() {
+fn one_thread_can_poll_and_post_in_one_loop<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, buffers) = rig_of::<B, Q>(stub, 4, 4);
     let qpn = qp.qpn().get();
@@ -365,7 +366,7 @@ fn one_thread_can_poll_and_post_in_one_loop<B: Kind, Q: Made>() {
     assert_eq!(qp.next_send(), 204);
 }
 
-fn a_queue_never_fills_with_nothing_signalled<B: Kind, Q: Made>() {
+fn a_queue_never_fills_with_nothing_signalled<B: TestBackend, Q: TestCq>() {
     for depth in [1, 2, 3, 4, 7, 64] {
         let stub = Stub::new();
         let (mut qp, mut cq, _) = rig_of::<B, Q>(stub, depth, 0);
@@ -383,22 +384,22 @@ fn a_queue_never_fills_with_nothing_signalled<B: Kind, Q: Made>() {
     }
 }
 
-fn a_forgotten_request_is_not_posted_and_another_is_signalled_for_it<B: Kind, Q: Made>() {
+fn a_forgotten_request_is_not_posted_and_another_is_signaled_for_it<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, _) = rig_of::<B, Q>(stub, 4, 0);
     let qpn = qp.qpn().get();
-    let mut asked = 0;
-    // The second is the one that the library would signal; it never takes its place in the batch.
+    let mut posted = 0;
+    // The second is the one that the library would signal; it never enters the batch.
     while qp
         .post(|batch| {
             let request = batch.send_inline(b"x");
-            if asked == 1 {
+            if posted == 1 {
                 core::mem::forget(request);
             }
         })
         .is_ok()
     {
-        asked += 1;
+        posted += 1;
     }
     let signalled: Vec<bool> = stub
         .pending_sends(qpn)
@@ -433,7 +434,7 @@ fn atomics_and_remote_memory_are_typed_and_checked() {
     assert!(error.contains("Write"), "{error}");
 }
 
-fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: Kind, Q: Made>() {
+fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 6);
     let qpn = qp.qpn().get();

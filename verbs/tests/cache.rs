@@ -1,4 +1,5 @@
-//! The registration cache: what it says is registered is, nothing in use goes, and the limits hold for the rest.
+//! The registration cache: what it reports as registered is, no region in use is evicted, and the
+//! limits hold for the rest.
 
 use core::ptr::NonNull;
 use std::collections::BTreeSet;
@@ -21,7 +22,8 @@ fn cache(stub: &'static Stub, regions: usize, bytes: u64) -> (ProtectionDomain, 
     (pd, cache)
 }
 
-/// `PAGES` pages, which outlive the cache and its buffers in each test: it is made first, so that it is dropped last.
+/// `PAGES` pages, which outlive the cache and its buffers in each test: created first, so dropped
+/// last.
 fn arena() -> (Memory, NonNull<u8>) {
     let mut memory = Memory::zeroed(PAGES * PAGE);
     let start = NonNull::new(memory.as_mut_ptr()).unwrap();
@@ -47,8 +49,7 @@ fn memory_is_registered_once_in_whole_pages() {
     let second = unsafe { local(&cache, start, 8000, 192) }.region();
     assert_eq!(first, second);
     assert_eq!((cache.stats().hits, cache.stats().misses, stub.live("mr")), (1, 1, 1));
-    // Over the page's end: one region takes the place of the old one.
-    // SAFETY: as above.
+    // Across the page's end: one region replaces the old one. SAFETY: as above.
     let both = unsafe { local(&cache, start, 8000, 200) }.region();
     assert_eq!((both.addr, both.len, stub.live("mr")), (first.addr, 8192, 1));
     assert_eq!((cache.stats().regions, cache.stats().bytes), (1, 8192));
@@ -98,7 +99,7 @@ fn shared_memory_is_read_only_and_kept_alive() {
 }
 
 #[test]
-fn the_idle_go_when_the_device_has_no_room() {
+fn idle_regions_are_evicted_when_the_device_is_full() {
     let stub = Stub::new();
     let (_memory, start) = arena();
     let (_pd, cache) = cache(stub, 8, 1 << 20);
@@ -117,11 +118,9 @@ fn the_idle_go_when_the_device_has_no_room() {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Asks for bytes of some pages, keeps the buffer.
+    /// Registers bytes of some pages, and keeps the buffer.
     Take(usize, usize),
-    /// Drops one of the buffers.
     Drop(usize),
-    /// Forgets some pages.
     Invalidate(usize, usize),
 }
 
@@ -133,16 +132,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The pages that `len` bytes at `start` are of, counted from `base`.
+/// The pages that contain `len` bytes at `start`, counted from `base`.
 fn pages(base: u64, start: u64, len: u64) -> BTreeSet<u64> {
     ((start - base) / PAGE as u64..(start - base + len).div_ceil(PAGE as u64)).collect()
 }
 
 proptest! {
-    /// The model: the set of pages that the cache has promised to have, and the buffers out. Whatever is asked, dropped and forgotten: a buffer's region is
-    /// registered with the device and covers it; after registering, the limits hold unless buffers keep more; at last nothing is registered.
+    /// The model: the pages that the cache has to keep, and the buffers given out. After any
+    /// sequence of steps a buffer's region is registered with the device and covers it; after
+    /// registering, the limits hold unless buffers keep more; at the end nothing is registered.
     #[test]
-    fn whatever_happens_what_is_given_out_is_registered(steps in prop::collection::vec(step(), 1..60)) {
+    fn every_buffer_given_out_is_registered(steps in prop::collection::vec(step(), 1..60)) {
         const REGIONS: usize = 3;
         let stub = Stub::new();
         let (memory, start) = arena();
@@ -154,7 +154,7 @@ proptest! {
             match step {
                 Step::Take(first, count) => {
                     let (at, end) = (first * PAGE + 100, (first + count).min(PAGES) * PAGE - 100);
-                    // One byte, where no other buffer has one: each buffer has its own.
+                    // One byte, at an offset of no other buffer.
                     let at = at + buffers.len();
                     let len = end - at;
                     let overlaps = buffers.iter().any(|other| other.addr() < base + end as u64 && base + (at as u64) < other.addr() + other.len() as u64);

@@ -1,4 +1,5 @@
-//! Datagrams over the stub: what is posted, what completions say, and how long address handles live.
+//! Datagrams over the stub: what is posted, what completions report, and how long address handles
+//! live.
 
 use doorbell_verbs::{
     AddressHandle, AddressHandleError, Buffer, CompletionQueue, GRH_BYTES, Gid, Lid, Local, Mtu, PostList,
@@ -6,13 +7,13 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys::*;
 
-use crate::rig::{Kind, over_both_backends};
+use crate::rig::{TestBackend, over_both_backends};
 use crate::stub::{Origin, Stub, Verb};
 
 over_both_backends! {
     a_datagram_names_its_destination,
     the_shorter_mtu_bounds_a_datagram,
-    a_completion_tells_whom_a_datagram_came_from,
+    a_completion_identifies_the_sender_of_a_datagram,
     only_a_receive_that_succeeded_is_a_datagram,
     a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled,
     a_queue_pair_that_goes_needs_no_handle,
@@ -30,13 +31,13 @@ const THERE: UdEndpoint = UdEndpoint {
     mtu: Mtu::B512,
 };
 
-struct Rig<B: Kind> {
+struct Rig<B: TestBackend> {
     qp: QueuePair<Ud, B>,
     cq: CompletionQueue,
     pd: ProtectionDomain,
 }
 
-fn rig<B: Kind>(stub: &'static Stub) -> Rig<B> {
+fn rig<B: TestBackend>(stub: &'static Stub) -> Rig<B> {
     stub.extend();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -51,7 +52,7 @@ fn rig<B: Kind>(stub: &'static Stub) -> Rig<B> {
     Rig { qp, cq, pd }
 }
 
-impl<B: Kind> Rig<B> {
+impl<B: TestBackend> Rig<B> {
     fn handle(&self) -> AddressHandle {
         self.pd.address_handle().to(&THERE).unwrap()
     }
@@ -60,7 +61,6 @@ impl<B: Kind> Rig<B> {
         self.pd.register(vec![0; len], Local).unwrap()
     }
 
-    /// Posts one datagram.
     fn send(&mut self, ah: &AddressHandle) {
         let buffer = self.buffer(8);
         self.qp
@@ -79,7 +79,7 @@ impl<B: Kind> Rig<B> {
     }
 }
 
-fn a_datagram_names_its_destination<B: Kind>() {
+fn a_datagram_names_its_destination<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let ah = rig.handle();
@@ -117,7 +117,7 @@ fn a_datagram_names_its_destination<B: Kind>() {
     assert_eq!(stub.doorbells(rig.qp.qpn().get()).0, 2);
 }
 
-fn the_shorter_mtu_bounds_a_datagram<B: Kind>() {
+fn the_shorter_mtu_bounds_a_datagram<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     assert_eq!(rig.qp.max_datagram(), 1024);
@@ -178,7 +178,7 @@ fn a_handle_is_made_of_what_the_builder_says() {
     assert_eq!(error, expected);
 }
 
-fn a_completion_tells_whom_a_datagram_came_from<B: Kind>() {
+fn a_completion_identifies_the_sender_of_a_datagram<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let qpn = rig.qp.qpn().get();
@@ -219,14 +219,14 @@ fn a_completion_tells_whom_a_datagram_came_from<B: Kind>() {
     ));
 }
 
-fn only_a_receive_that_succeeded_is_a_datagram<B: Kind>() {
+fn only_a_receive_that_succeeded_is_a_datagram<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let (ah, qpn) = (rig.handle(), rig.qp.qpn().get());
     rig.send(&ah);
     stub.complete_sends(qpn, 1);
     assert!(rig.cq.poll().unwrap().next().unwrap().datagram().is_none());
-    // A length that no device gives.
+    // A length that no device reports.
     rig.qp
         .receive(rig.buffer(64))
         .unwrap_or_else(|refused| panic!("{refused}"));
@@ -240,7 +240,7 @@ fn only_a_receive_that_succeeded_is_a_datagram<B: Kind>() {
     assert!(!completion.is_ok() && completion.datagram().is_none());
 }
 
-fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled<B: Kind>() {
+fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let qpn = rig.qp.qpn().get();
@@ -268,7 +268,7 @@ fn a_handle_dropped_with_sends_in_flight_stays_until_they_are_polled<B: Kind>() 
     assert_eq!(stub.live("ah"), 0);
 }
 
-fn a_queue_pair_that_goes_needs_no_handle<B: Kind>() {
+fn a_queue_pair_that_goes_needs_no_handle<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let idle = rig.pd.queue_pair(&rig.cq).send_depth(8).recv_depth(8).ud().unwrap();
@@ -284,7 +284,7 @@ fn a_queue_pair_that_goes_needs_no_handle<B: Kind>() {
     assert_eq!(stub.live("context"), 0);
 }
 
-fn a_connection_needs_no_handle<B: Kind>() {
+fn a_connection_needs_no_handle<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let mut rc = rig
@@ -313,7 +313,7 @@ fn a_handle_outlives_what_it_was_made_with() {
     assert_eq!((stub.live("pd"), stub.live("ah"), stub.live("context")), (0, 0, 0));
 }
 
-fn a_queue_pair_that_cannot_be_destroyed_keeps_its_handles<B: Kind>() {
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_handles<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let ah = rig.handle();
@@ -324,7 +324,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_handles<B: Kind>() {
     assert_eq!((stub.live("qp"), stub.live("ah"), stub.live("pd")), (1, 1, 1));
 }
 
-fn a_refused_send_needs_no_handle<B: Kind>() {
+fn a_refused_send_needs_no_handle<B: TestBackend>() {
     let stub = Stub::new();
     let mut rig = rig::<B>(stub);
     let ah = rig.handle();
@@ -335,7 +335,7 @@ fn a_refused_send_needs_no_handle<B: Kind>() {
     assert_eq!(stub.live("ah"), 0);
 }
 
-fn handles_come_and_go_while_datagrams_stream<B: Kind>() {
+fn handles_come_and_go_while_datagrams_stream<B: TestBackend>() {
     let stub = Stub::new();
     stub.complete_at_once();
     let mut rig = rig::<B>(stub);

@@ -1,4 +1,5 @@
-//! Sleeping, events, and completion queues that change, over the stub: no wake-up is lost, every event acknowledged once, and before its object goes.
+//! Sleeping, events, and modified completion queues, over the stub: no wake-up is lost, every event
+//! is acknowledged once, and before its object is destroyed.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,10 +15,9 @@ use doorbell_verbs_sys as sys;
 use crate::rig::PEER;
 use crate::stub::{Stub, Verb};
 
-/// Longer than anything here takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What is not to happen has not happened by then.
-const MOMENT: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Long enough to notice an event that must not happen.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A connected queue pair, its completion queue on `channel`, and a buffer.
 fn on_channel(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair, CompletionQueue, Buffer) {
@@ -33,11 +33,12 @@ fn on_channel(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair,
     (qp.connect(&PEER).unwrap(), cq, buffer)
 }
 
-/// The buffer of the next completion, for which nothing but an event has ended the sleep: not the timeout, when a last poll would find it as well.
+/// The buffer of the next completion, where an event has ended the sleep: not the timeout, after
+/// which a last poll would find it as well.
 fn woken(cq: &mut CompletionQueue) -> Buffer {
     let start = Instant::now();
-    let mut done = cq.wait(PATIENCE).unwrap().next().expect("a completion came");
-    assert!(start.elapsed() < PATIENCE, "slept through a completion");
+    let mut done = cq.wait(TIMEOUT).unwrap().next().expect("a completion came");
+    assert!(start.elapsed() < TIMEOUT, "slept through a completion");
     done.take().unwrap()
 }
 
@@ -61,22 +62,23 @@ fn a_sleeper_is_woken_by_a_completion() {
 }
 
 #[test]
-fn a_sleeper_gives_up_in_time_and_finds_what_was_there_before() {
+fn a_wait_times_out_and_returns_earlier_completions_at_once() {
     let stub = Stub::new();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
     let channel = context.completion_channel().unwrap();
     let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
-    assert_eq!(cq.wait(MOMENT).unwrap().count(), 0);
+    assert_eq!(cq.wait(SHORT_TIMEOUT).unwrap().count(), 0);
     qp.send(buffer).unwrap();
     stub.complete_sends(qp.qpn().get(), 1);
     assert_eq!(cq.wait(None).unwrap().count(), 1, "without any event");
-    // The completion came when the first wait had armed the queue: its event is an old one, which does not end this.
-    assert_eq!(cq.wait(MOMENT).unwrap().count(), 0);
+    // The completion came when the first wait had armed the queue: its event is stale, and does not
+    // end this wait.
+    assert_eq!(cq.wait(SHORT_TIMEOUT).unwrap().count(), 0);
 }
 
 #[test]
-fn a_completion_between_poll_and_arming_is_not_slept_through() {
+fn a_completion_between_poll_and_arming_is_not_missed() {
     let stub = Stub::new();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -84,13 +86,13 @@ fn a_completion_between_poll_and_arming_is_not_slept_through() {
     let (mut qp, mut cq, buffer) = on_channel(&pd, &channel);
     qp.send(buffer).unwrap();
     stub.complete_before_arming(qp.qpn().get());
-    // It makes no event: nobody would end this sleep.
+    // It raises no event: nothing would end this sleep.
     assert_eq!(cq.wait(None).unwrap().count(), 1);
     assert_eq!(channel.try_next().unwrap(), None);
 }
 
 #[test]
-fn queues_of_one_channel_are_told_apart() {
+fn events_of_a_channel_identify_their_queue() {
     let stub = Stub::new();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -105,13 +107,13 @@ fn queues_of_one_channel_are_told_apart() {
     stub.complete_sends(b.qpn().get(), 1);
     a.send(buffer_a).unwrap();
     stub.complete_sends(a.qpn().get(), 1);
-    assert_eq!(channel.wait(PATIENCE).unwrap(), Some(cq_b.id()));
+    assert_eq!(channel.wait(TIMEOUT).unwrap(), Some(cq_b.id()));
     assert_eq!(channel.try_next().unwrap(), Some(cq_a.id()));
-    assert_eq!(channel.wait(MOMENT).unwrap(), None, "armed for one event only");
+    assert_eq!(channel.wait(SHORT_TIMEOUT).unwrap(), None, "armed for one event only");
 }
 
 #[test]
-fn an_event_of_a_failure_alone_is_asked_for() {
+fn solicited_only_arming_reports_failures_alone() {
     let stub = Stub::new();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -127,7 +129,7 @@ fn an_event_of_a_failure_alone_is_asked_for() {
     assert_eq!(channel.try_next().unwrap(), Some(cq.id()));
 }
 
-/// Each of the threads sleeps for its own queue, and reads the events of the others as well.
+/// Each thread sleeps for its own queue, and reads the events of the others as well.
 #[test]
 fn no_thread_loses_its_event_to_another() {
     let stub = Stub::new();
@@ -148,7 +150,7 @@ fn no_thread_loses_its_event_to_another() {
             })
         });
         let running: Vec<_> = running.collect();
-        // Reads beside them all the time.
+        // Reads concurrently with them.
         while !running.iter().all(|sleeper| sleeper.is_finished()) {
             channel.try_next().unwrap();
         }
@@ -166,11 +168,10 @@ fn events_are_acknowledged_together_and_all_before_the_queue_goes() {
         cq.arm(Notify::Any).unwrap();
         qp.send(buffer).unwrap();
         stub.complete_sends(qp.qpn().get(), 1);
-        assert_eq!(channel.wait(PATIENCE).unwrap(), Some(cq.id()));
+        assert_eq!(channel.wait(TIMEOUT).unwrap(), Some(cq.id()));
         buffer = cq.poll().unwrap().next().unwrap().take::<Local>().unwrap();
     }
     assert_eq!(stub.acknowledgements(), 1);
-    // One more, which nobody reads.
     cq.arm(Notify::Any).unwrap();
     qp.send(buffer).unwrap();
     stub.complete_sends(qp.qpn().get(), 1);
@@ -192,7 +193,7 @@ fn a_queue_that_cannot_be_destroyed_keeps_its_channel() {
 }
 
 #[test]
-fn events_come_by_the_vector_that_is_asked_for() {
+fn events_use_the_requested_completion_vector() {
     let stub = Stub::new();
     let context = stub.open();
     let channel = context.completion_channel().unwrap();
@@ -213,7 +214,7 @@ fn a_queue_without_a_channel_says_so() {
     let stub = Stub::new();
     let context = stub.open();
     let mut cq = context.completion_queue(8).unwrap();
-    let error = cq.wait(MOMENT).unwrap_err();
+    let error = cq.wait(SHORT_TIMEOUT).unwrap_err();
     assert!(matches!(error, EventError::NoChannel { .. }), "{error}");
     assert!(error.to_string().contains("completion_queue_on"), "{error}");
     assert!(matches!(cq.arm(Notify::Any), Err(EventError::NoChannel { .. })));
@@ -237,7 +238,7 @@ fn asynchronous_events_name_their_objects() {
     let mut events = context.events().unwrap();
     assert!(matches!(context.events(), Err(EventError::ReaderTaken { .. })));
     assert_eq!(events.try_next().unwrap(), None);
-    assert_eq!(events.wait(MOMENT).unwrap(), None);
+    assert_eq!(events.wait(SHORT_TIMEOUT).unwrap(), None);
     for (code, event) in [
         (sys::IBV_EVENT_QP_FATAL, QueuePairEvent::Fatal),
         (sys::IBV_EVENT_QP_REQ_ERR, QueuePairEvent::RequestError),
@@ -249,7 +250,7 @@ fn asynchronous_events_name_their_objects() {
         (sys::IBV_EVENT_PATH_MIG_ERR, QueuePairEvent::PathMigrationFailed),
     ] {
         stub.raise_on(qpn.get(), code);
-        assert_eq!(events.wait(PATIENCE).unwrap(), Some(AsyncEvent::Qp { qpn, event }));
+        assert_eq!(events.wait(TIMEOUT).unwrap(), Some(AsyncEvent::Qp { qpn, event }));
     }
     for (code, event) in [
         (sys::IBV_EVENT_PORT_ACTIVE, PortEvent::Active),
@@ -261,10 +262,7 @@ fn asynchronous_events_name_their_objects() {
         (sys::IBV_EVENT_GID_CHANGE, PortEvent::GidsChanged),
     ] {
         stub.raise_on_port(code);
-        assert_eq!(
-            events.wait(PATIENCE).unwrap(),
-            Some(AsyncEvent::Port { port: 1, event })
-        );
+        assert_eq!(events.wait(TIMEOUT).unwrap(), Some(AsyncEvent::Port { port: 1, event }));
     }
     stub.raise_on_port(sys::IBV_EVENT_DEVICE_FATAL);
     assert_eq!(events.try_next().unwrap(), Some(AsyncEvent::DeviceFatal));
@@ -381,7 +379,7 @@ mod tokio_feature {
             .enable_all()
             .build()
             .unwrap();
-        let bounded = async { tokio::time::timeout(PATIENCE, future).await };
+        let bounded = async { tokio::time::timeout(TIMEOUT, future).await };
         runtime.block_on(bounded).expect("nothing sleeps for ever")
     }
 
@@ -400,7 +398,7 @@ mod tokio_feature {
                     for _ in 0..100 {
                         let qpn = qp.qpn().get();
                         qp.send(buffer).unwrap();
-                        // A wait that is given up loses nothing.
+                        // Cancelling a wait loses nothing.
                         let brief = tokio::time::timeout(Duration::ZERO, channel.completions(&mut cq, Notify::Any));
                         assert!(brief.await.is_err(), "nothing is complete");
                         let completer = thread::spawn(move || stub.complete_sends(qpn, 1));
@@ -428,7 +426,7 @@ mod tokio_feature {
         a.send(buffer_a).unwrap();
         b.send(buffer_b).unwrap();
         thread::scope(|scope| {
-            // Leads on the descriptor, for longer than the task takes.
+            // Holds the lead on the descriptor for longer than the task takes.
             let sleeper = scope.spawn(|| woken(&mut cq_b));
             block_on(async {
                 let channel = TokioChannel::new(channel).unwrap();
@@ -441,7 +439,7 @@ mod tokio_feature {
     }
 
     #[test]
-    fn tasks_are_told_of_queues_and_of_asynchronous_events() {
+    fn tasks_receive_completion_and_asynchronous_events() {
         let stub = Stub::new();
         let context = stub.open();
         let pd = context.protection_domain().unwrap();

@@ -8,7 +8,7 @@ use doorbell_verbs::{CompletionQueue, PreparedQueuePair, Psn};
 
 use crate::stub::{Stub, Verb};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn prepared(stub: &'static Stub, psn: u32) -> (PreparedQueuePair, CompletionQueue) {
     let context = stub.open();
@@ -19,13 +19,13 @@ fn prepared(stub: &'static Stub, psn: u32) -> (PreparedQueuePair, CompletionQueu
 }
 
 #[test]
-fn each_end_is_connected_to_the_other_and_hears_what_it_says() {
+fn both_ends_are_connected_and_receive_each_others_data() {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     let passive = thread::spawn(move || {
         let (qp, _cq) = prepared(Stub::new(), 1);
         let ours = qp.endpoint();
-        let mut exchange = listener.accept(PATIENCE).unwrap();
+        let mut exchange = listener.accept(TIMEOUT).unwrap();
         let (qp, said) = exchange.pair(qp, b"from the passive side").unwrap();
         assert_eq!(said, b"");
         exchange.finish().unwrap();
@@ -33,7 +33,7 @@ fn each_end_is_connected_to_the_other_and_hears_what_it_says() {
     });
     let (qp, _cq) = prepared(Stub::new(), 2);
     let ours = qp.endpoint();
-    let mut exchange = Exchange::connect(address, PATIENCE).unwrap();
+    let mut exchange = Exchange::connect(address, TIMEOUT).unwrap();
     let (qp, said) = exchange.pair(qp, b"").unwrap();
     exchange.finish().unwrap();
     assert_eq!(said, b"from the passive side");
@@ -48,10 +48,10 @@ fn a_queue_pair_that_fails_to_connect_is_an_error_at_both_ends() {
         let stub = Stub::new();
         let (qp, _cq) = prepared(stub, 1);
         stub.fail(Verb::ModifyQp, libc::EINVAL);
-        listener.accept(PATIENCE).unwrap().pair(qp, b"").unwrap_err()
+        listener.accept(TIMEOUT).unwrap().pair(qp, b"").unwrap_err()
     });
     let (qp, _cq) = prepared(Stub::new(), 2);
-    let theirs = Exchange::connect(address, PATIENCE).unwrap().pair(qp, b"").unwrap_err();
+    let theirs = Exchange::connect(address, TIMEOUT).unwrap().pair(qp, b"").unwrap_err();
     assert!(matches!(theirs, ExchangeError::Closed { .. }), "{theirs}");
     let ours = passive.join().unwrap();
     assert!(matches!(ours, ExchangeError::Transition(_)), "{ours}");

@@ -1,4 +1,5 @@
-//! What extended completion queues have that classic ones have not: polls that are started and ended, completions that are read by calls, and time stamps.
+//! What only extended completion queues have: polls that are started and ended, completions that
+//! are read by calls, and timestamps.
 
 use std::cell::Cell;
 use std::thread;
@@ -17,7 +18,6 @@ fn rig(stub: &'static Stub, depth: u32, n: usize) -> (QueuePair, CompletionQueue
     rig_of(stub, depth, n)
 }
 
-/// Posts as many receives as there are buffers, and completes them.
 fn receive_all(stub: &'static Stub, qp: &mut QueuePair, buffers: &mut Vec<Buffer>) {
     let n = buffers.len();
     for buffer in buffers.drain(..) {
@@ -29,7 +29,7 @@ fn receive_all(stub: &'static Stub, qp: &mut QueuePair, buffers: &mut Vec<Buffer
 }
 
 #[test]
-fn a_poll_is_started_and_ended_once_and_reads_only_what_it_is_asked() {
+fn a_poll_is_started_and_ended_once_and_reads_only_the_fields_used() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig(stub, 8, 5);
     assert_eq!(poll_count(&mut cq), 0);
@@ -66,7 +66,7 @@ fn a_poll_takes_no_more_than_a_batch() {
 }
 
 #[test]
-fn a_poll_left_in_the_middle_goes_on_with_the_rest() {
+fn an_abandoned_poll_is_resumed_with_the_rest() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig(stub, 8, 4);
     let qpn = qp.qpn().get();
@@ -78,7 +78,7 @@ fn a_poll_left_in_the_middle_goes_on_with_the_rest() {
     })
     .unwrap();
     stub.complete_sends(qpn, 3);
-    // The one that confirms the others has failed: what it is must not be lost meanwhile.
+    // The one that confirms the others has failed: its status must not be lost meanwhile.
     stub.fail_send(qpn, sys::IBV_WC_REM_ACCESS_ERR);
     let seen = Cell::new(0);
     let outcome = cq.poll().unwrap().try_for_each(|done| {
@@ -92,7 +92,7 @@ fn a_poll_left_in_the_middle_goes_on_with_the_rest() {
         let done = completions.next_completion().unwrap();
         assert_eq!((done.sequence(), done.result()), (2, Ok(Success::Confirmed)));
     }
-    // A poll that nobody looked at changes nothing.
+    // A poll without reads changes nothing.
     drop(cq.poll().unwrap());
     let last = poll_each(&mut cq, |done| {
         let failure = done.result().unwrap_err();
@@ -104,7 +104,7 @@ fn a_poll_left_in_the_middle_goes_on_with_the_rest() {
 }
 
 #[test]
-fn what_a_kept_completion_says_is_what_it_said() {
+fn a_held_completion_keeps_all_its_fields() {
     let stub = Stub::new();
     stub.extend();
     let context = stub.open();
@@ -117,13 +117,13 @@ fn what_a_kept_completion_says_is_what_it_said() {
     qp.receive(buffer).unwrap();
     stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV_RDMA_WITH_IMM, 61, Some(7));
     let wr_id = 1 << 32;
-    // Started, and given up before it was looked at.
+    // Started, and abandoned before a read.
     drop(cq.poll().unwrap());
-    let told = poll_each(&mut cq, |done| {
+    let reported = poll_each(&mut cq, |done| {
         (done.result(), done.timestamp_ticks(), done.wallclock_ns())
     });
     assert_eq!(
-        told,
+        reported,
         [(
             Ok(Success::ReceiveWrite { len: 61, imm: 7 }),
             Some(ticks_of(wr_id)),
@@ -144,12 +144,11 @@ fn a_forgotten_poll_is_ended_by_the_next_and_loses_nothing() {
     assert_eq!(stub.polls(), (1, 0, 0));
     assert_eq!(poll_count(&mut cq), 5);
     assert_eq!(stub.polls(), (2, 5, 2));
-    // One that had nothing looked at.
     qp.receive(buffers.remove(0)).unwrap();
     stub.complete_receive(qp.qpn().get(), sys::IBV_WC_RECV, 1, None);
     core::mem::forget(cq.poll().unwrap());
     assert_eq!(poll_count(&mut cq), 1);
-    // In the middle of what a completion confirms.
+    // In the middle of the requests that a completion confirms.
     qp.post(|batch| {
         batch.send_inline(b"a");
         batch.send_inline(b"b").signalled();
@@ -173,7 +172,8 @@ fn a_queue_pair_dropped_by_the_thread_that_polls_is_destroyed_afterwards() {
     cq.poll().unwrap().for_each(|done| {
         done.check().unwrap();
         received.set(received.get() + 1);
-        // The stub fails the test when this destroys it now: a real provider would wait for its own lock.
+        // The stub fails the test if this destroys it now: a real provider would wait for its own
+        // lock.
         drop(pair.take());
     });
     assert_eq!((received.get(), stub.live("qp")), (2, 1));
@@ -264,12 +264,12 @@ fn a_device_without_extended_queues_says_what_to_use() {
 }
 
 #[test]
-fn time_is_told_where_it_was_asked_for() {
+fn timestamps_are_reported_where_requested() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig(stub, 8, 1);
     receive_all(stub, &mut qp, &mut buffers);
-    let told = poll_each(&mut cq, |done| (done.timestamp_ticks(), done.wallclock_ns()));
-    assert_eq!(told, [(None, None)]);
+    let reported = poll_each(&mut cq, |done| (done.timestamp_ticks(), done.wallclock_ns()));
+    assert_eq!(reported, [(None, None)]);
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_sleeper_on_an_extended_queue_is_woken_and_finds_what_came_before_it_slept()
         buffer = thread::scope(|scope| {
             match round % 3 {
                 0 => stub.complete_sends(qpn, 1),
-                // It makes no event: nobody would end this sleep.
+                // It raises no event: nothing would end this sleep.
                 1 => stub.complete_before_arming(qpn),
                 _ => drop(scope.spawn(|| stub.complete_sends(qpn, 1))),
             }

@@ -51,7 +51,7 @@ fn endpoints_are_the_same_there_and_back() {
 #[test]
 fn a_device_is_given_only_if_it_is_of_the_library_linked_with() {
     assert!(Stub::new().open().as_ibverbs().is_none());
-    // As this program is linked with it, it is there; and what was loaded is the same.
+    // This program is linked with it, so it is there; and the library loaded is the same.
     let system = Library::system().unwrap().api();
     assert_eq!(system.open_device as *const (), theirs::ibv_open_device as *const ());
     for device in Library::system().unwrap().devices().unwrap() {
@@ -61,7 +61,8 @@ fn a_device_is_given_only_if_it_is_of_the_library_linked_with() {
     }
 }
 
-/// That a pointer of one is a pointer of the other. Not ibv_port_attr: it grows with rdma-core, and who queries it says how long it is.
+/// A pointer of one is a pointer of the other. Not ibv_port_attr: it grows with rdma-core, and its
+/// queries pass its length.
 #[test]
 fn structs_are_laid_out_alike() {
     macro_rules! alike {

@@ -1,10 +1,12 @@
-//! The order of destruction, and what happens to memory in flight when a queue pair, a completion queue or a region goes.
+//! The order of destruction, and the fate of memory in flight when a queue pair, a completion queue
+//! or a region is dropped.
 //!
-//! The stub itself asserts that nothing is destroyed before what was made of it, and reads a region's memory when it is deregistered.
+//! The stub itself asserts that nothing is destroyed before its dependents, and reads a region's
+//! memory when it is deregistered.
 
 use doorbell_verbs::{Buffer, CompletionQueue, Local, Memory, MemoryError, Reclaim, RemoteRead, RemoteWrite};
 
-use crate::rig::{Kind, Made, PEER, over_all_kinds, poll_count, poll_each, rig_of};
+use crate::rig::{PEER, TestBackend, TestCq, over_all_kinds, poll_count, poll_each, rig_of};
 use crate::stub::{Stub, Verb};
 
 over_all_kinds! {
@@ -97,7 +99,7 @@ fn a_refused_registration_gives_advice() {
     assert!(matches!(pd.register(Vec::new(), Local), Err(MemoryError::Empty)));
 }
 
-fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll<B: Kind, Q: Made>() {
+fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 4);
     qp.send(buffers.remove(0)).unwrap();
@@ -106,7 +108,7 @@ fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll<B: Kind
     assert_eq!(stub.live("mr"), 1);
     drop(qp);
     assert_eq!(stub.live("mr"), 1, "the poller may be taking completions");
-    assert_eq!(poll_count(&mut cq), 0, "completions of a queue pair gone are nobody's");
+    assert_eq!(poll_count(&mut cq), 0, "completions of a queue pair gone are dropped");
     assert_eq!(stub.live("mr"), 0);
     assert_eq!(stub.log(), ["destroy_qp", "dereg_mr"], "in this order");
     assert_eq!(cq.unreserved(), 16, "seen empty, all its entries are free again");
@@ -114,7 +116,7 @@ fn a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll<B: Kind
     assert_all_gone(stub);
 }
 
-fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair<B: Kind, Q: Made>() {
+fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, cq, mut buffers) = rig_of::<B, Q>(stub, 8, 2);
     qp.send(buffers.remove(0)).unwrap();
@@ -126,14 +128,15 @@ fn a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair<B: Kind,
     assert_all_gone(stub);
 }
 
-fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<B: Kind, Q: Made>() {
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 8, 2);
     qp.send(buffers.remove(0)).unwrap();
     buffers.clear();
     stub.fail(Verb::DestroyQp, libc::EBUSY);
     drop(qp);
-    // Its flush completion is still one of a known ring: that buffer is the caller's again, and only that.
+    // Its flush completion still maps to a known ring: that buffer is the caller's again, and only
+    // that.
     let back = poll_each(&mut cq, |mut done| done.take::<Local>())
         .into_iter()
         .flatten()
@@ -143,7 +146,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory_for_ever<B: Kind, Q: M
     assert_eq!((stub.live("qp"), stub.live("cq"), stub.live("pd")), (1, 1, 1));
 }
 
-fn completions_of_a_queue_pair_gone_are_not_its_successors<B: Kind, Q: Made>() {
+fn completions_of_a_queue_pair_gone_are_not_its_successors<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     stub.extend();
     let context = stub.open();
@@ -158,7 +161,6 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors<B: Kind, Q: Made>() {
         let mut first = connect(&cq);
         first.send(buffers.remove(0)).unwrap();
         first.send(buffers.remove(0)).unwrap();
-        // Two flushed completions stay in the queue.
         drop(first);
         let mut second = connect(&cq);
         let third = buffers.remove(0);
@@ -182,7 +184,7 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors<B: Kind, Q: Made>() {
     assert_eq!(cq.unreserved(), 64);
 }
 
-fn a_completion_of_nothing_in_flight_is_ignored<B: Kind, Q: Made>() {
+fn a_completion_of_nothing_in_flight_is_ignored<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig_of::<B, Q>(stub, 4, 2);
     let qpn = qp.qpn().get();

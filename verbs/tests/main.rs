@@ -1,7 +1,8 @@
 //! The safe API over a provider in memory.
 //!
-//! All but what is left out below runs under Miri too (`cargo xtask sanitize miri`), with the provenance of registered memory exposed: a device and its peers know
-//! memory by number, so `Buffer` and the stub make pointers of addresses.
+//! All but the modules excluded below runs under Miri too (`cargo xtask sanitize miri`), with the
+//! provenance of registered memory exposed: a device and its peers know memory by number, so
+//! `Buffer` and the stub make pointers of addresses.
 
 mod alias;
 mod allocation;

@@ -1,4 +1,4 @@
-//! Memory beyond the plain: options, owners, huge pages, dma-bufs, device memory, other rights.
+//! Memory options, owners, huge pages, dma-bufs, device memory and changed rights.
 
 use std::os::fd::OwnedFd;
 
@@ -102,7 +102,7 @@ fn huge_memory_is_aligned_zero_and_ours() {
         }
         Err(error) => assert!(error.to_string().contains("hugepages-2048kB/nr_hugepages"), "{error}"),
     }
-    // No machine has set aside so many.
+    // No machine has reserved that many.
     let error = Memory::huge(1 << 46, HugePage::Size1G).unwrap_err();
     assert!(error.to_string().contains("or use Memory::transparent_huge"), "{error}");
 }
@@ -118,7 +118,7 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
     assert!(memory.iter().all(|&byte| byte == 0));
     memory[LEN - 1] = 7;
 
-    // It is found as a device finds it: by the mapping's inode among the descriptors.
+    // Found as a device finds it: by the mapping's inode among the descriptors.
     let inode = mapped_inode(memory.as_ptr() as usize).unwrap();
     let file = open_file(inode).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 12_288, "whole pages");
@@ -143,7 +143,7 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
     assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
 }
 
-/// The inode of what is mapped at an address (proc_pid_maps(5)).
+/// The inode mapped at an address (proc_pid_maps(5)).
 fn mapped_inode(addr: usize) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.starts_with(&format!("{addr:08x}-")))?;
@@ -319,7 +319,7 @@ fn a_pool_is_drained_of_so_many_and_keeps_the_rest() {
     let mut pool: Pool = pd.register(vec![0; 8 * 5], Local).unwrap().chunks(8).collect();
     let drained: Vec<_> = pool.drain(2).collect();
     assert_eq!((drained.len(), pool.count()), (2, 3));
-    // The last one in is the first out; an iterator that is not used up leaves what it has not given.
+    // The last one in is the first out; a partly used iterator leaves the rest in the pool.
     let last = drained[0].addr();
     pool.extend(drained.into_iter().rev());
     assert_eq!(pool.drain(3).next().map(|buffer| buffer.addr()), Some(last));
@@ -329,7 +329,7 @@ fn a_pool_is_drained_of_so_many_and_keeps_the_rest() {
     drop(drain);
     assert_eq!(pool.drain(9).count(), 3);
     assert!(pool.is_empty() && pool.drain(1).next().is_none());
-    // Leaked, it leaks what it has: nothing is given twice.
+    // Leaked, it leaks the rest: no buffer is given out twice.
     pool.extend(pd.register(vec![0; 8], Local));
     core::mem::forget(pool.drain(1));
     assert!(pool.is_empty());

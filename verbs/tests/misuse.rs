@@ -1,4 +1,4 @@
-//! Programs that must not compile, one per way of misusing verbs, each with what the compiler says.
+//! Programs that must not compile, one per misuse of verbs, each with the compiler's message.
 
 #[test]
 fn misuse_does_not_compile() {

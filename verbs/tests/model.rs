@@ -1,5 +1,6 @@
-//! The queue against a model: whatever is posted, refused, completed, failed and polled, in whatever order and however far, each buffer comes back exactly
-//! once, each request in its order, and the counts are right.
+//! The queue against a model: whatever is posted, refused, completed, failed and polled, in any
+//! order and amount, each buffer is returned exactly once, each request completes in order, and the
+//! counts are right.
 
 use std::collections::VecDeque;
 
@@ -8,16 +9,16 @@ use doorbell_verbs::{
 };
 use proptest::prelude::*;
 
-use crate::rig::{Kind, Made, rig_of};
+use crate::rig::{TestBackend, TestCq, rig_of};
 use crate::stub::Stub;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Post a batch: for each request whether it has a buffer, and whether it is signalled. Perhaps the device refuses one.
+    /// Post a batch: for each request whether it has a buffer, and whether it is signaled.
+    /// Optionally the device refuses one.
     Post(Vec<(bool, bool)>, Option<usize>),
-    /// The device completes so many.
     Complete(usize),
-    /// Poll, and take at most so many from the iterator.
+    /// Poll, and take at most that many from the iterator.
     Poll(usize),
 }
 
@@ -33,29 +34,28 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of a request: its number, its buffer's address, and whether the provider was told to signal it.
+/// The model of a request: its number, its buffer's address, and whether it was posted as signaled.
 #[derive(Debug, Clone, PartialEq)]
 struct Request {
     sequence: u64,
     buffer: Option<u64>,
 }
 
-struct Model<B: Kind, Q: Made> {
+struct Model<B: TestBackend, Q: TestCq> {
     stub: &'static Stub,
     qp: QueuePair<Rc, B>,
     cq: CompletionQueue<Q>,
     free: Vec<Buffer>,
     depth: usize,
-    /// In flight, oldest first.
     in_flight: VecDeque<Request>,
-    /// What the device was given and has not completed: whether signalled.
+    /// Posted to the device and not completed: whether signaled.
     at_device: VecDeque<bool>,
     /// For each completion not yet fully yielded: up to which sequence it confirms.
     completed_through: VecDeque<u64>,
     device_done: u64,
 }
 
-impl<B: Kind, Q: Made> Model<B, Q> {
+impl<B: TestBackend, Q: TestCq> Model<B, Q> {
     fn new(depth: usize) -> Self {
         let stub = Stub::new();
         let (qp, cq, free) = rig_of(stub, depth as u32, depth);
@@ -118,7 +118,7 @@ impl<B: Kind, Q: Made> Model<B, Q> {
         };
         assert_eq!(result.is_ok(), posted == requests.len());
         if !fits && let Some(index) = refused {
-            // The device was never asked: take its instruction back.
+            // Nothing was posted: clear the device's instruction.
             self.stub.refuse_send(self.qpn(), index + 1000, 0);
         }
         if let Err(refused) = result {
@@ -137,9 +137,9 @@ impl<B: Kind, Q: Made> Model<B, Q> {
         for request in given.iter().skip(self.at_device.len()) {
             self.at_device.push_back(request.signalled());
         }
-        for (at, &(_, asked)) in requests.iter().take(posted).enumerate() {
-            let told = self.at_device[self.at_device.len() - posted + at];
-            assert!(told || !asked, "asked for a completion, the device was not");
+        for (at, &(_, requested)) in requests.iter().take(posted).enumerate() {
+            let signaled = self.at_device[self.at_device.len() - posted + at];
+            assert!(signaled || !requested, "a requested completion was not signaled");
         }
     }
 
@@ -165,7 +165,7 @@ impl<B: Kind, Q: Made> Model<B, Q> {
             };
             taken += 1;
             let through = self.completed_through[0];
-            // Bufferless requests that a later one confirms are passed over in silence.
+            // Bufferless requests confirmed by a later completion are skipped.
             let expected = loop {
                 let request = self.in_flight.pop_front().unwrap();
                 if request.sequence == through || request.buffer.is_some() {
@@ -182,7 +182,7 @@ impl<B: Kind, Q: Made> Model<B, Q> {
                 self.completed_through.pop_front();
             }
         }
-        // One call yields what an earlier one left, or else fetches.
+        // One call yields what an earlier one left, or else polls the device.
         assert!(
             taken > 0 || n == 0 || self.completed_through.is_empty(),
             "a completion was withheld"
@@ -224,7 +224,7 @@ proptest! {
     }
 }
 
-fn run<B: Kind, Q: Made>(depth: usize, steps: Vec<Step>) {
+fn run<B: TestBackend, Q: TestCq>(depth: usize, steps: Vec<Step>) {
     let mut model = Model::<B, Q>::new(depth);
     for step in steps {
         match step {

@@ -1,4 +1,4 @@
-//! C's objects taken over and lent, and the pointers to ours.
+//! C objects taken over and lent, and the raw pointers to ours.
 
 use core::ptr::null_mut;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use doorbell_verbs_sys::*;
 use crate::rig::PEER;
 use crate::stub::{Stub, Verb, library};
 
-/// A lender that says when it is let go of.
+/// A lender that counts when it is dropped.
 struct Lender(Arc<AtomicU32>);
 
 impl Drop for Lender {
@@ -24,7 +24,7 @@ impl Drop for Lender {
     }
 }
 
-/// How many of what was lent by `lend` is done with.
+/// How many of the lenders from `lend` are dropped.
 #[derive(Default)]
 struct Lending(Arc<AtomicU32>);
 
@@ -38,19 +38,20 @@ impl Lending {
     }
 }
 
-/// What a C program makes: one of each that queue pairs need.
-struct Made {
+/// Objects that a C program creates: one of each that queue pairs need.
+struct CObjects {
     api: &'static Api,
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     cq: *mut ibv_cq,
 }
 
-impl Made {
+impl CObjects {
     fn new(stub: &'static Stub) -> Self {
         let api = library().api();
         let mut len = 0;
-        // SAFETY: `len` may be written, the list has as many entries, and the device is of it; domain and queue are of the context.
+        // SAFETY: `len` may be written, the list has as many entries, and the device is of it;
+        // domain and queue are of the context.
         unsafe {
             let list = (api.get_device_list)(&mut len);
             let device = (0..len as usize)
@@ -72,7 +73,7 @@ impl Made {
         }
     }
 
-    /// One of 8 requests each way.
+    /// A queue pair of 8 requests each way.
     fn queue_pair(&self, qp_type: u32) -> *mut ibv_qp {
         // SAFETY: all-zero is a valid ibv_qp_init_attr; domain and queue are live.
         unsafe {
@@ -96,7 +97,6 @@ impl Made {
         }
     }
 
-    /// Registers `memory`, which stays the caller's.
     fn register(&self, memory: &mut [u8], access: u32) -> *mut ibv_mr {
         let start = memory.as_mut_ptr();
         // SAFETY: the domain is live; the stub moves no data.
@@ -104,8 +104,8 @@ impl Made {
     }
 }
 
-/// A builder that says what [`Made::queue_pair`] makes.
-fn of_eight<'a>(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
+/// A builder with the sizes of [`CObjects::queue_pair`].
+fn builder_of_depth_8<'a>(pd: &'a ProtectionDomain, cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
     pd.queue_pair(cq).send_depth(8).recv_depth(8)
 }
 
@@ -117,13 +117,14 @@ fn live(stub: &Stub) -> Vec<(&'static str, i32)> {
 }
 
 #[test]
-fn what_is_taken_over_is_used_and_destroyed_as_if_made_here() {
+fn taken_over_objects_are_used_and_destroyed_like_own_ones() {
     let stub = Stub::new();
-    let made = Made::new(stub);
+    let made = CObjects::new(stub);
     let (rc, ud) = (made.queue_pair(IBV_QPT_RC), made.queue_pair(IBV_QPT_UD));
     let mut memory = vec![7_u8; 64];
     let mr = made.register(&mut memory, IBV_ACCESS_LOCAL_WRITE);
-    // SAFETY: all of it was just made, in these, for what it is taken over as; the memory stays until the end.
+    // SAFETY: all were just created, in these, as the types that they are taken over as; the memory
+    // stays until the end.
     unsafe {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         assert_eq!(context.name(), stub.name);
@@ -133,7 +134,7 @@ fn what_is_taken_over_is_used_and_destroyed_as_if_made_here() {
         let buffer = Buffer::<Local>::from_raw(&pd, mr, Local, Ownership::Taken).unwrap();
         assert_eq!(*buffer, [7; 64]);
 
-        let mut qp = of_eight(&pd, &cq)
+        let mut qp = builder_of_depth_8(&pd, &cq)
             .prepared_from_raw::<Rc>(rc, Ownership::Taken)
             .unwrap()
             .connect(&PEER)
@@ -142,12 +143,17 @@ fn what_is_taken_over_is_used_and_destroyed_as_if_made_here() {
         qp.receive(buffer).unwrap();
         stub.complete_receive(qp.qpn().get(), IBV_WC_RECV, 10, None);
         let buffer: Buffer = cq.poll().unwrap().next().unwrap().take().unwrap();
-        // The memory is the caller's: it is not to be had back from here.
+        // The memory is the caller's: it cannot be taken from here.
         let buffer = buffer.into_memory().unwrap_err();
         drop(buffer);
         assert_eq!(stub.live("mr"), 0);
 
-        let mut qps = (qp, of_eight(&pd, &cq).datagrams_from_raw(ud, Ownership::Taken).unwrap());
+        let mut qps = (
+            qp,
+            builder_of_depth_8(&pd, &cq)
+                .datagrams_from_raw(ud, Ownership::Taken)
+                .unwrap(),
+        );
         let mut vector: ibv_ah_attr = core::mem::zeroed();
         let ah = made.api.create_ah.unwrap()(made.pd, &mut vector);
         let ah = AddressHandle::from_raw(&pd, ah, 1, Ownership::Taken);
@@ -160,13 +166,14 @@ fn what_is_taken_over_is_used_and_destroyed_as_if_made_here() {
 }
 
 #[test]
-fn what_is_lent_is_given_back_as_it_was() {
+fn lent_objects_are_returned_unchanged() {
     let stub = Stub::new();
-    let made = Made::new(stub);
+    let made = CObjects::new(stub);
     let (rc, lending) = (made.queue_pair(IBV_QPT_RC), Lending::default());
     let mut memory = vec![7_u8; 64];
     let mr = made.register(&mut memory, IBV_ACCESS_LOCAL_WRITE);
-    // SAFETY: all of it was just made, in these, for what it is taken over as; and stays until the end.
+    // SAFETY: all were just created, in these, as the types that they are taken over as; they stay
+    // until the end.
     unsafe {
         let channel = (made.api.create_comp_channel)(made.context);
         let mut vector: ibv_ah_attr = core::mem::zeroed();
@@ -179,7 +186,7 @@ fn what_is_lent_is_given_back_as_it_was() {
             let _channel = CompletionChannel::from_raw(&context, channel, lending.lend()).unwrap();
             let _ah = AddressHandle::from_raw(&pd, ah, 1, lending.lend());
             let buffer = Buffer::<Local>::from_raw(&pd, mr, Local, lending.lend()).unwrap();
-            let builder = of_eight(&pd, &cq);
+            let builder = builder_of_depth_8(&pd, &cq);
             let mut qp = builder.connected_from_raw::<Rc>(rc, &PEER, lending.lend()).unwrap();
             assert_eq!(
                 qp.mtu(),
@@ -187,7 +194,6 @@ fn what_is_lent_is_given_back_as_it_was() {
                 "the smaller of the port's and the peer's"
             );
             qp.send(buffer).unwrap();
-            // Taken out of flight by the reset.
             drop(qp);
             assert_eq!(made.state(rc), IBV_QPS_RESET);
             assert_eq!(
@@ -212,15 +218,15 @@ fn what_is_lent_is_given_back_as_it_was() {
 #[test]
 fn a_lent_queue_pair_that_cannot_be_reset_keeps_its_buffers_and_its_lender() {
     let stub = Stub::new();
-    let made = Made::new(stub);
+    let made = CObjects::new(stub);
     let (rc, lending) = (made.queue_pair(IBV_QPT_RC), Lending::default());
-    // SAFETY: all of it was just made, in these, for what it is taken over as.
+    // SAFETY: all were just created, in these, as the types that they are taken over as.
     unsafe {
         let context = Context::from_raw(library(), made.context, lending.lend()).unwrap();
         let pd = ProtectionDomain::from_raw(&context, made.pd, lending.lend());
         let cq = CompletionQueue::<Classic>::from_raw(&context, made.cq, lending.lend());
         let buffer = pd.register(vec![0_u8; 64], Local).unwrap();
-        let builder = of_eight(&pd, &cq);
+        let builder = builder_of_depth_8(&pd, &cq);
         let mut qp = builder.connected_from_raw::<Rc>(rc, &PEER, lending.lend()).unwrap();
         qp.send(buffer).unwrap();
         stub.fail(Verb::ModifyQp, libc::EIO);
@@ -235,16 +241,16 @@ fn a_lent_queue_pair_that_cannot_be_reset_keeps_its_buffers_and_its_lender() {
 }
 
 #[test]
-fn a_queue_pair_that_is_not_taken_over_in_the_end_is_destroyed_or_given_back() {
+fn a_queue_pair_whose_adoption_fails_is_destroyed_or_returned() {
     let stub = Stub::new();
-    let made = Made::new(stub);
+    let made = CObjects::new(stub);
     let (first, second, third) = (
         made.queue_pair(IBV_QPT_RC),
         made.queue_pair(IBV_QPT_RC),
         made.queue_pair(IBV_QPT_RC),
     );
     let lending = Lending::default();
-    // SAFETY: all of it was just made, in these, for what it is taken over as.
+    // SAFETY: all were just created, in these, as the types that they are taken over as.
     unsafe {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         let pd = ProtectionDomain::from_raw(&context, made.pd, Ownership::Taken);
@@ -261,9 +267,9 @@ fn a_queue_pair_that_is_not_taken_over_in_the_end_is_destroyed_or_given_back() {
             .unwrap_err();
         assert_eq!((stub.live("qp"), lending.returned()), (2, 1));
 
-        // And when it fails after it was taken over.
+        // A failure after it was taken over.
         stub.fail(Verb::ModifyQp, libc::EINVAL);
-        let builder = of_eight(&pd, &cq);
+        let builder = builder_of_depth_8(&pd, &cq);
         builder.prepared_from_raw::<Rc>(third, Ownership::Taken).unwrap_err();
         assert_eq!(stub.live("qp"), 1);
         (made.api.destroy_qp)(second);
@@ -272,7 +278,7 @@ fn a_queue_pair_that_is_not_taken_over_in_the_end_is_destroyed_or_given_back() {
 }
 
 #[test]
-fn a_connection_manager_of_ones_own_connects_by_the_pointer() {
+fn an_external_connection_manager_connects_by_the_pointer() {
     let stub = Stub::new();
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -280,7 +286,8 @@ fn a_connection_manager_of_ones_own_connects_by_the_pointer() {
     let prepared = pd.queue_pair(&cq).rc().unwrap();
     let raw = prepared.as_raw();
     for state in [IBV_QPS_RTR, IBV_QPS_RTS] {
-        // SAFETY: all-zero is a valid ibv_qp_attr; the stub asks for no more than a state, and `prepared` is said to be connected.
+        // SAFETY: all-zero is a valid ibv_qp_attr; the stub needs no more than a state, and
+        // `prepared` is then assumed connected.
         unsafe {
             let mut attr: ibv_qp_attr = core::mem::zeroed();
             attr.qp_state = state;
@@ -294,13 +301,13 @@ fn a_connection_manager_of_ones_own_connects_by_the_pointer() {
     assert_eq!(stub.pending_sends(qp.qpn().get()).len(), 1);
 }
 
-/// What has no lender, and what queue pairs don't need.
+/// Objects without a lender, and those that queue pairs do not need.
 #[test]
 fn the_other_objects_are_taken_over_too() {
     let stub = Stub::new();
     stub.extend();
-    let made = Made::new(stub);
-    // SAFETY: all of it is made here, in these, for what it is taken over as.
+    let made = CObjects::new(stub);
+    // SAFETY: all are created here, in these, as the types that they are taken over as.
     unsafe {
         let context = Context::from_raw(library(), made.context, Ownership::Taken).unwrap();
         let pd = ProtectionDomain::from_raw(&context, made.pd, Ownership::Taken);

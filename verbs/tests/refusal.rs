@@ -1,8 +1,8 @@
-//! Refusals: nothing is lost, nothing is posted twice, and the queue goes on afterwards.
+//! Refusals: nothing is lost, nothing is posted twice, and the queue stays usable.
 
 use doorbell_verbs::{Buffer, CompletionQueueError, Local, PostList, Reason, Remote, Success, Write};
 
-use crate::rig::{Kind, over_both_backends, rig};
+use crate::rig::{TestBackend, over_both_backends, rig};
 use crate::stub::{Stub, Verb};
 
 over_both_backends! {
@@ -20,7 +20,6 @@ over_both_backends! {
 
 const REMOTE: Remote<Write> = Remote::from_raw(0x1000, 0x55, 64);
 
-/// The addresses of the buffers that a refusal gives back, request by request.
 fn addresses(buffers: Vec<doorbell_verbs::Buffers>) -> Vec<Option<u64>> {
     buffers
         .into_iter()
@@ -28,7 +27,7 @@ fn addresses(buffers: Vec<doorbell_verbs::Buffers>) -> Vec<Option<u64>> {
         .collect()
 }
 
-fn a_batch_that_does_not_fit_is_not_begun<B: Kind>() {
+fn a_batch_that_does_not_fit_is_not_begun<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, _cq, buffers) = rig::<B>(stub, 4, 6);
     let expected: Vec<_> = buffers.iter().map(|buffer| Some(buffer.addr())).collect();
@@ -46,7 +45,7 @@ fn a_batch_that_does_not_fit_is_not_begun<B: Kind>() {
     assert_eq!((qp.next_send(), qp.send_room()), (0, 4));
 }
 
-fn a_request_that_does_not_fit_its_target_is_named<B: Kind>() {
+fn a_request_that_does_not_fit_its_target_is_named<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, _cq, mut buffers) = rig::<B>(stub, 8, 7);
     let (a, b, c) = (buffers.remove(0), buffers.remove(0), buffers.remove(0));
@@ -84,7 +83,7 @@ fn a_request_that_does_not_fit_its_target_is_named<B: Kind>() {
     assert_eq!(stub.doorbells(qp.qpn().get()).0, 1);
 }
 
-fn more_buffers_than_the_queue_pair_takes_come_back_all<B: Kind>() {
+fn more_buffers_than_the_queue_pair_takes_come_back_all<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, _cq, mut buffers) = rig::<B>(stub, 8, 5);
     let five: [Buffer; 5] = core::array::from_fn(|_| buffers.remove(0));
@@ -102,7 +101,7 @@ fn more_buffers_than_the_queue_pair_takes_come_back_all<B: Kind>() {
 }
 
 #[test]
-fn what_the_device_refuses_comes_back_and_the_rest_is_in_flight() {
+fn refused_requests_are_returned_and_the_rest_is_in_flight() {
     let stub = Stub::new();
     let (mut qp, mut cq, buffers) = rig::<PostList>(stub, 8, 5);
     let qpn = qp.qpn().get();
@@ -143,12 +142,12 @@ fn what_the_device_refuses_comes_back_and_the_rest_is_in_flight() {
     );
 }
 
-fn a_refusal_of_the_signalled_request_leaves_no_queue_without_one<B: Kind>() {
+fn a_refusal_of_the_signalled_request_leaves_no_queue_without_one<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, mut cq, _) = rig::<B>(stub, 4, 0);
     let qpn = qp.qpn().get();
     for _ in 0..8 {
-        // Two fit before one must be signalled: refuse that one.
+        // Two fit before one must be signaled: refuse that one.
         stub.refuse_send(qpn, 1, libc::EINVAL);
         let refused = qp.post(|batch| {
             batch.send_inline(b"a");
@@ -161,7 +160,7 @@ fn a_refusal_of_the_signalled_request_leaves_no_queue_without_one<B: Kind>() {
     }
 }
 
-fn receives_are_refused_alike<B: Kind>() {
+fn receives_are_refused_alike<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, _cq, mut buffers) = rig::<B>(stub, 2, 5);
     let qpn = qp.qpn().get();
@@ -182,7 +181,7 @@ fn receives_are_refused_alike<B: Kind>() {
     assert_eq!(stub.doorbells(qpn).1, 2, "the full queue is not even tried");
 }
 
-fn a_panic_while_building_takes_everything_back<B: Kind>() {
+fn a_panic_while_building_takes_everything_back<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 4, 4);
     let qpn = qp.qpn().get();
@@ -204,7 +203,7 @@ fn a_panic_while_building_takes_everything_back<B: Kind>() {
     assert_eq!(cq.poll().unwrap().map(|done| done.sequence()).collect::<Vec<_>>(), [0]);
 }
 
-fn an_empty_batch_rings_no_doorbell<B: Kind>() {
+fn an_empty_batch_rings_no_doorbell<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, _cq, _) = rig::<B>(stub, 4, 0);
     qp.post(|_| {}).unwrap();
@@ -232,7 +231,7 @@ fn a_provider_that_does_not_say_which_request_it_refused_keeps_them_all() {
     );
 }
 
-fn a_queue_that_cannot_be_polled_says_so<B: Kind>() {
+fn a_queue_that_cannot_be_polled_says_so<B: TestBackend>() {
     let stub = Stub::new();
     let (_qp, mut cq, _) = rig::<B>(stub, 4, 0);
     stub.fail(Verb::PollCq, 0);
@@ -244,7 +243,7 @@ fn a_queue_that_cannot_be_polled_says_so<B: Kind>() {
     assert_eq!(cq.poll().unwrap().count(), 0, "and may be tried again");
 }
 
-fn a_panic_after_a_signalled_request_leaves_no_queue_without_one<B: Kind>() {
+fn a_panic_after_a_signalled_request_leaves_no_queue_without_one<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, mut cq, _) = rig::<B>(stub, 4, 0);
     let qpn = qp.qpn().get();
@@ -262,8 +261,8 @@ fn a_panic_after_a_signalled_request_leaves_no_queue_without_one<B: Kind>() {
     assert!(cq.poll().unwrap().count() > 0, "the queue stands still");
 }
 
-/// Single requests take a shorter way than batches, with the same promises.
-fn single_requests_are_refused_as_those_of_a_batch<B: Kind>() {
+/// Single requests take a faster path than batches, with the same guarantees.
+fn single_requests_are_refused_as_those_of_a_batch<B: TestBackend>() {
     let stub = Stub::new();
     let (mut qp, mut cq, mut buffers) = rig::<B>(stub, 2, 3);
     let qpn = qp.qpn().get();
@@ -285,7 +284,7 @@ fn single_requests_are_refused_as_those_of_a_batch<B: Kind>() {
     assert_eq!((refused.index, refused.posted, qp.next_send()), (0, 0, 0));
     assert_eq!(addresses(refused.buffers), [Some(at)]);
 
-    // That it named that request then says nothing about now, though it is of the same slot.
+    // The earlier refusal of that request must not be used for this one in the same slot.
     stub.fail(Verb::PostSend, libc::EIO);
     let mut refused = qp.write(b, REMOTE).unwrap_err();
     if B::WHOLE {
@@ -311,7 +310,7 @@ fn single_requests_are_refused_as_those_of_a_batch<B: Kind>() {
     assert_eq!((refused.posted, refused.buffers.len(), qp.next_receive()), (0, 1, 1));
 }
 
-/// The buffer of the oldest receive, completed for it.
+/// The buffer of the oldest receive, which is completed.
 fn received(cq: &mut doorbell_verbs::CompletionQueue, stub: &'static Stub, qpn: u32) -> Buffer {
     stub.complete_receive(qpn, doorbell_verbs_sys::IBV_WC_RECV, 64, None);
     let mut completions = cq.poll().unwrap();
@@ -319,7 +318,8 @@ fn received(cq: &mut doorbell_verbs::CompletionQueue, stub: &'static Stub, qpn: 
     done.take().unwrap()
 }
 
-/// Two queue pairs on one completion queue, in turn, signalled and not: the short way for the very next request must not be taken for another ring's.
+/// Two queue pairs on one completion queue, alternating, signaled and not: the fast path for the
+/// very next request must not be taken for another ring's.
 #[test]
 fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
     let stub = Stub::new();
@@ -339,7 +339,7 @@ fn completions_of_two_queue_pairs_in_turn_find_their_own_requests() {
             let (first, second) = (buffers.next().unwrap(), buffers.next().unwrap());
             expected.extend([(tag, 2 * round, first.addr()), (tag, 2 * round + 1, second.addr())]);
             qp.post(|batch| {
-                // In every other round each has a completion of its own.
+                // In every other round each has its own completion.
                 batch.send(first).signalled_if(round % 2 == 1);
             })
             .unwrap();

@@ -1,4 +1,4 @@
-//! What most tests begin with.
+//! The common setup of most tests.
 
 use doorbell_verbs::{
     Backend, Buffer, Classic, Completion, CompletionQueue, Context, CqKind, Endpoint, Extended, Gid, Lid, Local, Mtu,
@@ -17,8 +17,8 @@ pub(crate) const PEER: Endpoint = Endpoint {
 };
 
 /// The backends, for tests that run over both.
-pub(crate) trait Kind: Backend + Sized {
-    /// Whether a batch that the provider refuses is refused whole.
+pub(crate) trait TestBackend: Backend + Sized {
+    /// Whether a batch that the provider refuses is refused as a whole.
     const WHOLE: bool;
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError>;
@@ -26,7 +26,7 @@ pub(crate) trait Kind: Backend + Sized {
     fn ud(builder: QueuePairBuilder<'_>) -> Result<QueuePair<Ud, Self>, QueuePairError>;
 }
 
-impl Kind for PostList {
+impl TestBackend for PostList {
     const WHOLE: bool = false;
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair, QueuePairError> {
@@ -38,7 +38,7 @@ impl Kind for PostList {
     }
 }
 
-impl Kind for WorkRequests {
+impl TestBackend for WorkRequests {
     const WHOLE: bool = true;
 
     fn rc(builder: QueuePairBuilder<'_>) -> Result<PreparedQueuePair<Rc, Self>, QueuePairError> {
@@ -51,23 +51,23 @@ impl Kind for WorkRequests {
 }
 
 /// The kinds of completion queue, for tests that run over both.
-pub(crate) trait Made: CqKind {
+pub(crate) trait TestCq: CqKind {
     fn make(context: &Context, entries: u32) -> CompletionQueue<Self>;
 }
 
-impl Made for Classic {
+impl TestCq for Classic {
     fn make(context: &Context, entries: u32) -> CompletionQueue {
         context.completion_queue(entries).unwrap()
     }
 }
 
-impl Made for Extended {
+impl TestCq for Extended {
     fn make(context: &Context, entries: u32) -> CompletionQueue<Self> {
         context.extended_completion_queue(entries).create().unwrap()
     }
 }
 
-/// What `each` makes of every request that one poll finds completed.
+/// The results of `each` for every request that one poll finds completed.
 pub(crate) fn poll_each<Q: CqKind, T>(
     cq: &mut CompletionQueue<Q>,
     mut each: impl FnMut(Completion<'_, Q>) -> T,
@@ -77,12 +77,12 @@ pub(crate) fn poll_each<Q: CqKind, T>(
     made
 }
 
-/// How many requests one poll finds completed.
 pub(crate) fn poll_count<Q: CqKind>(cq: &mut CompletionQueue<Q>) -> usize {
     poll_each(cq, |_| ()).len()
 }
 
-/// Makes tests of each of these functions, in a module of this name: for this backend, and this kind of queue if it is generic over that too.
+/// Instantiates each of these functions as a test, in a module of this name: for this backend, and
+/// this kind of queue if it is generic over that too.
 macro_rules! over {
     ($module:ident: $($kind:ident),+; $names:tt) => {
         mod $module {
@@ -103,7 +103,7 @@ macro_rules! over {
 }
 pub(crate) use over;
 
-/// Makes a test of each of these functions for either backend.
+/// Instantiates each of these functions as a test for either backend.
 macro_rules! over_both_backends {
     ($($name:ident),* $(,)?) => {
         $crate::rig::over!(post_list: PostList; ($($name),*));
@@ -112,7 +112,7 @@ macro_rules! over_both_backends {
 }
 pub(crate) use over_both_backends;
 
-/// Makes a test of each of these functions for either backend with either kind of queue.
+/// Instantiates each of these functions as a test for either backend with either kind of queue.
 macro_rules! over_all_kinds {
     ($($name:ident),* $(,)?) => {
         $crate::rig::over!(post_list_classic: PostList, Classic; ($($name),*));
@@ -124,7 +124,7 @@ macro_rules! over_all_kinds {
 pub(crate) use over_all_kinds;
 
 /// A connected queue pair of `depth`, its classic completion queue, and `n` buffers of 64 bytes.
-pub(crate) fn rig<B: Kind>(
+pub(crate) fn rig<B: TestBackend>(
     stub: &'static Stub,
     depth: u32,
     n: usize,
@@ -133,7 +133,7 @@ pub(crate) fn rig<B: Kind>(
 }
 
 /// As [`rig`], with a completion queue of either kind.
-pub(crate) fn rig_of<B: Kind, Q: Made>(
+pub(crate) fn rig_of<B: TestBackend, Q: TestCq>(
     stub: &'static Stub,
     depth: u32,
     n: usize,

@@ -1,9 +1,9 @@
-//! Shared receive queues: buffers go in by one poster, and come out of any completion queue, in any order.
+//! Shared receive queues: buffers go in by one poster, and come out of any completion queue, in any
+//! order.
 
-use std::collections::HashMap;
+mod stress;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
-use std::thread;
 
 use doorbell_verbs::{
     AsyncEvent, Buffer, CompletionQueue, Context, Local, ProtectionDomain, Queue, QueuePair, QueuePairError, Rc,
@@ -11,7 +11,6 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys as sys;
 
-use crate::allocation::{OfTheProvider, calls_in};
 use crate::rig::PEER;
 use crate::stub::{Stub, Verb};
 
@@ -20,7 +19,8 @@ type SharedQp = QueuePair<SharedReceive<Rc>>;
 const DEPTH: u32 = 8;
 
 struct Rig {
-    // Before what they are made of, so that tests see that nothing depends on that.
+    // Declared before the objects it was created from, so that tests show that nothing depends on
+    // the drop order.
     srq: SharedReceiveQueue,
     pd: ProtectionDomain,
     context: Context,
@@ -45,7 +45,6 @@ impl Rig {
         builder.shared_receive(&self.srq).rc().unwrap().connect(&PEER).unwrap()
     }
 
-    /// Buffers that hold their number.
     fn buffers(&self, count: u64) -> Vec<Buffer> {
         let bytes: Vec<u8> = (0..count).flat_map(u64::to_ne_bytes).collect();
         self.pd.register(bytes, Local).unwrap().chunks(8).collect()
@@ -58,7 +57,7 @@ fn number_of(buffer: &Buffer) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// The numbers of the buffers that have come back, with the queue pair's tag and the sequence.
+/// The numbers of the buffers returned, with the queue pair's tag and the sequence.
 fn drain(cq: &mut CompletionQueue) -> Vec<(u64, u64, u64)> {
     let done = cq.poll().unwrap();
     done.map(|done| {
@@ -73,7 +72,7 @@ fn drain(cq: &mut CompletionQueue) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn receives_come_out_of_order_to_whoever_took_them() {
+fn receives_complete_out_of_order_to_the_queue_pair_that_consumed_them() {
     let mut rig = Rig::new();
     let mut cq = rig.cq(100);
     let qps = [10, 11].map(|tag| rig.qp(&cq, tag));
@@ -83,7 +82,7 @@ fn receives_come_out_of_order_to_whoever_took_them() {
         rig.srq.receive(buffer).unwrap();
     }
     assert_eq!((rig.srq.room(), rig.stub.shared_doorbells(qpn[0])), (4, 4));
-    // The last, the first, then what was third and second.
+    // The last, the first, then those that were third and second.
     for (qp, place) in [(0, 3), (1, 0), (0, 1), (0, 0)] {
         rig.stub.complete_shared(qpn[qp], place, 8);
     }
@@ -119,7 +118,7 @@ fn a_batch_is_one_doorbell_and_a_slot_is_free_as_soon_as_its_completion_is_yield
     }
     for done in cq.poll().unwrap() {
         let buffer = done.into_buffer::<Local>().unwrap();
-        // There is room for it, though the rest is not yielded yet.
+        // Its slot is free, though the rest is not yielded yet.
         rig.srq.receive(buffer).unwrap();
     }
     assert_eq!(rig.srq.room(), 0);
@@ -133,7 +132,6 @@ fn what_does_not_fit_comes_back() {
     let qpn = qp.qpn().get();
     let mut buffers = rig.buffers(40).into_iter();
     let mut next = || buffers.next().unwrap();
-    // Too many of them: none is posted.
     let refused = rig
         .srq
         .post_receives(|batch| (0..=DEPTH).for_each(|_| batch.receive(next())))
@@ -185,7 +183,7 @@ fn what_does_not_fit_comes_back() {
     assert_eq!((refused.index, refused.posted, refused.buffers.len()), (2, 2, 2));
     assert_eq!(number_of(&refused.buffers[0].take::<Local>().unwrap()), 17);
     assert_eq!((rig.srq.room(), rig.stub.pending_shared(qpn).len()), (DEPTH - 2, 2));
-    // One, of which the same is true; and one that is one too many.
+    // A single request behaves alike; and one that is one too many.
     rig.stub.refuse_shared(qpn, 0, libc::EINVAL);
     assert_eq!(rig.srq.receive(next()).unwrap_err().buffers.len(), 1);
     (2..DEPTH).for_each(|_| rig.srq.receive(next()).unwrap());
@@ -200,7 +198,8 @@ fn what_does_not_fit_comes_back() {
     );
 }
 
-/// Each completion queue has an entry for every receive, once for all queue pairs that share both queues, until the last of them is gone and the queue polled empty.
+/// Each completion queue reserves an entry for every receive, once for all queue pairs that share
+/// both queues, until the last of them is destroyed and the queue polled empty.
 #[test]
 fn entries_are_reserved_once_for_each_completion_queue() {
     let mut rig = Rig::new();
@@ -227,7 +226,7 @@ fn entries_are_reserved_once_for_each_completion_queue() {
         ),
         "{error}"
     );
-    // The queue pair that was not made has left nothing but the note of its going.
+    // The queue pair that could not be created has left only its departure record.
     assert_eq!(drain(&mut other), []);
     assert_eq!(other.unreserved(), DEPTH + 1);
     let third = rig.pd.queue_pair(&one).recv_cq(&other).send_depth(0);
@@ -238,7 +237,8 @@ fn entries_are_reserved_once_for_each_completion_queue() {
         .connect(&PEER)
         .unwrap();
     assert_eq!(other.unreserved(), 1);
-    // All receives to either of them: no overflow, on which the stub insists.
+    // All receives to either of them: the completion queue does not overflow, which the stub
+    // asserts.
     for (qp, cq) in [(&third, &mut other), (&second, &mut one)] {
         for buffer in rig.buffers(u64::from(DEPTH)) {
             rig.srq.receive(buffer).unwrap();
@@ -262,7 +262,7 @@ fn entries_are_reserved_once_for_each_completion_queue() {
     assert_eq!(rig.srq.room(), DEPTH);
 }
 
-/// What a queue pair received before it was dropped still comes, with its number and tag.
+/// What a queue pair received before it was dropped still completes, with its number and tag.
 #[test]
 fn completions_outlive_their_queue_pair() {
     let mut rig = Rig::new();
@@ -298,7 +298,7 @@ fn completions_outlive_their_queue_pair() {
         ]
     );
     assert_eq!(rig.srq.room(), DEPTH - 1);
-    // The same twice is of no request in flight.
+    // A second completion of the same receive is of no request in flight.
     let stale = rig.stub.pending_shared(other.get())[0].wr_id;
     rig.stub.complete_shared(other.get(), 0, 8);
     rig.stub.forge(other.get(), stale);
@@ -307,7 +307,8 @@ fn completions_outlive_their_queue_pair() {
     assert_eq!(rig.srq.room(), DEPTH);
 }
 
-/// Where a device takes unpolled completions away with their queue pair, the buffers stay where nothing touches them until the queue goes.
+/// Where a device removes unpolled completions with their queue pair, the buffers stay untouched
+/// until the queue is destroyed.
 #[test]
 fn completions_that_the_device_takes_away_keep_their_buffers() {
     let mut rig = Rig::new();
@@ -323,13 +324,14 @@ fn completions_that_the_device_takes_away_keep_their_buffers() {
     assert_eq!((rig.srq.room(), rig.stub.live("mr")), (DEPTH - 3, 1));
     let Rig { srq, stub, .. } = rig;
     drop(srq);
-    // The completion queue may have had some: its poller looks once more.
+    // The completion queue may have had some: its poller polls once more.
     assert_eq!(drain(&mut cq), []);
     assert_eq!((stub.live("mr"), stub.live("srq")), (0, 0));
     assert_eq!(stub.log().as_slice(), ["destroy_qp", "destroy_srq", "dereg_mr"]);
 }
 
-/// The queue lives as long as a queue pair on it, and memory posted to it is freed after it was destroyed.
+/// The queue lives as long as a queue pair on it, and memory posted to it is freed after it was
+/// destroyed.
 #[test]
 fn the_queue_goes_after_its_queue_pairs_and_before_its_memory() {
     let mut rig = Rig::new();
@@ -341,7 +343,6 @@ fn the_queue_goes_after_its_queue_pairs_and_before_its_memory() {
     let Rig { srq, pd, context, stub } = rig;
     drop((srq, pd, context));
     assert_eq!((stub.live("srq"), stub.live("mr")), (1, 1));
-    // It still receives.
     stub.complete_shared(qp.qpn().get(), 0, 8);
     assert_eq!(drain(&mut cq), [(0, 1, 0)]);
     drop(qp);
@@ -394,7 +395,7 @@ fn sizes_and_failures_say_what_to_do() {
 }
 
 #[test]
-fn the_limit_is_armed_asked_for_and_told_of() {
+fn the_limit_is_armed_queried_and_reported() {
     let rig = Rig::new();
     let cq = rig.cq(100);
     let qp = rig.qp(&cq, 1);
@@ -427,179 +428,4 @@ fn the_limit_is_armed_asked_for_and_told_of() {
             Some(AsyncEvent::SharedReceiveQueue { id, event })
         );
     }
-}
-
-/// Queue pairs and completion queues come and go at random, receives complete at random; every buffer is somewhere, and comes back with what was in it.
-#[test]
-fn nothing_is_lost_or_doubled_in_a_long_life() {
-    let mut rig = Rig::new();
-    let mut state = 1_u64;
-    let mut random = |below: usize| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
-    let mut pool = rig.buffers(12);
-    let mut cqs: Vec<CompletionQueue> = (0..3).map(|_| rig.cq(200)).collect();
-    // Each with the completion queue that it is on.
-    let mut qps: Vec<(usize, SharedQp)> = Vec::new();
-    let mut received: HashMap<u64, u64> = HashMap::new();
-    let mut tag = 0;
-    for _ in 0..20_000 {
-        match random(10) {
-            0 if qps.len() < 6 => {
-                let on = random(cqs.len());
-                tag += 1;
-                let qp = rig.qp(&cqs[on], tag);
-                qps.push((on, qp));
-            }
-            1 if !qps.is_empty() => drop(qps.swap_remove(random(qps.len()))),
-            // Another completion queue in place of one that nothing is on any more.
-            2 if !qps.iter().any(|(on, _)| *on == 2) => {
-                take_all(&mut cqs[2], &mut pool, &mut received);
-                cqs[2] = rig.cq(200);
-            }
-
-            3..6 => {
-                while let Some(buffer) = pool.pop() {
-                    if let Err(mut refused) = rig.srq.receive(buffer) {
-                        pool.extend(refused.buffers[0].take::<Local>());
-                        break;
-                    }
-                }
-            }
-            6..8 if !qps.is_empty() => {
-                let qpn = qps[random(qps.len())].1.qpn().get();
-                let posted = rig.stub.pending_shared(qpn).len();
-                if posted > 0 {
-                    rig.stub.complete_shared(qpn, random(posted), 8);
-                }
-            }
-            _ => {
-                let at = random(cqs.len());
-                take_all(&mut cqs[at], &mut pool, &mut received);
-            }
-        }
-        assert_eq!(
-            pool.len() + (DEPTH - rig.srq.room()) as usize,
-            12,
-            "a buffer is in the pool or in flight"
-        );
-        let mut numbers: Vec<_> = pool.iter().map(number_of).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        assert_eq!(numbers.len(), pool.len());
-    }
-    assert!(received.len() > 100, "{} queue pairs have received", received.len());
-}
-
-/// Takes all completions, whose sequence is that of their queue pair.
-fn take_all(cq: &mut CompletionQueue, pool: &mut Vec<Buffer>, received: &mut HashMap<u64, u64>) {
-    loop {
-        let before = pool.len();
-        for done in cq.poll().unwrap() {
-            let next = received.entry(done.tag()).or_default();
-            assert_eq!(done.sequence(), *next);
-            *next += 1;
-            pool.push(done.into_buffer().unwrap());
-        }
-        if pool.len() == before {
-            return;
-        }
-    }
-}
-
-#[test]
-fn neither_posting_nor_polling_allocates() {
-    let mut rig = Rig::new();
-    let mut cq = rig.cq(100);
-    let qps = [1, 2].map(|tag| rig.qp(&cq, tag));
-    let qpns = [0, 1].map(|at: usize| qps[at].qpn().get());
-    let mut pool = rig.buffers(u64::from(DEPTH));
-    let mut round = |number: usize| {
-        rig.srq.receive(pool.pop().unwrap()).unwrap();
-        rig.srq
-            .post_receives(|batch| pool.drain(..).for_each(|buffer| batch.receive(buffer)))
-            .unwrap();
-        {
-            let _provider = OfTheProvider::begin();
-            for place in (0..DEPTH as usize).rev() {
-                rig.stub.complete_shared(qpns[(place + number) % 2], place / 2, 8);
-            }
-        }
-        for done in cq.poll().unwrap() {
-            pool.extend(done.into_buffer::<Local>());
-        }
-        assert_eq!(pool.len(), DEPTH as usize);
-    };
-    // The first completion of a queue pair makes it known to the poller, and the first look for slots makes the completion queue known to the poster.
-    round(0);
-    round(1);
-    for number in 2..50 {
-        assert_eq!(
-            calls_in(|| round(number)),
-            0,
-            "calls of the allocator in round {number}"
-        );
-    }
-}
-
-/// One thread posts, two poll completion queues of their own: every buffer goes round, in one place at a time.
-#[test]
-fn a_poster_and_two_pollers_lose_and_double_nothing() {
-    const ROUNDS: u64 = 5_000;
-    let mut rig = Rig::new();
-    let cqs = [0, 1].map(|_| rig.cq(100));
-    let qps: Vec<SharedQp> = cqs.iter().map(|cq| rig.qp(cq, 1)).collect();
-    let qpns: Vec<u32> = qps.iter().map(|qp| qp.qpn().get()).collect();
-    let (give_back, returned) = mpsc::channel::<Buffer>();
-    for buffer in rig.buffers(u64::from(DEPTH)) {
-        give_back.send(buffer).unwrap();
-    }
-    let stub = rig.stub;
-    let pollers = cqs.map(|mut cq| {
-        let give_back = give_back.clone();
-        thread::spawn(move || {
-            let mut seen = 0_u64;
-            loop {
-                for done in cq.poll().unwrap() {
-                    // A message without a buffer ends it.
-                    seen += 1;
-                    assert!(done.is_ok());
-                    let buffer = done.into_buffer::<Local>().unwrap();
-                    if u64::from_ne_bytes((&*buffer).try_into().unwrap()) == u64::MAX {
-                        return (seen, cq);
-                    }
-                    let _ = give_back.send(buffer);
-                }
-                thread::yield_now();
-            }
-        })
-    });
-    // Without sleeping in the channel, whose own lock ThreadSanitizer does not see.
-    let next = || {
-        loop {
-            match returned.try_recv() {
-                Ok(buffer) => return buffer,
-                Err(_) => thread::yield_now(),
-            }
-        }
-    };
-    for number in 0..ROUNDS {
-        let mut buffer = next();
-        buffer.copy_from_slice(&number.to_ne_bytes());
-        // As many buffers as slots, and a slot comes back before its buffer.
-        rig.srq.receive(buffer).unwrap();
-        stub.complete_shared(qpns[number as usize % 3 % 2], 0, 8);
-    }
-    for &qpn in &qpns {
-        let mut buffer = next();
-        buffer.copy_from_slice(&u64::MAX.to_ne_bytes());
-        rig.srq.receive(buffer).unwrap();
-        stub.complete_shared(qpn, 0, 8);
-    }
-    let seen: u64 = pollers.map(|poller| poller.join().unwrap().0).iter().sum();
-    assert_eq!(seen, ROUNDS + 2);
-    assert_eq!(rig.srq.room(), DEPTH);
 }

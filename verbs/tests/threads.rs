@@ -1,11 +1,11 @@
-//! One thread posts, another polls: every buffer goes round exactly once at a time, and in order.
+//! One thread posts, another polls: every buffer circulates exactly once at a time, and in order.
 
 use std::sync::mpsc;
 use std::thread;
 
 use doorbell_verbs::{Buffer, Local};
 
-use crate::rig::{Kind, Made, over_all_kinds, rig_of};
+use crate::rig::{TestBackend, TestCq, over_all_kinds, rig_of};
 use crate::stub::Stub;
 
 over_all_kinds! {
@@ -15,7 +15,7 @@ over_all_kinds! {
 /// Miri is a thousand times slower.
 const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
 
-fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind, Q: Made>() {
+fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: TestBackend, Q: TestCq>() {
     let stub = Stub::new();
     let (mut qp, mut cq, buffers) = rig_of::<B, Q>(stub, 32, 64);
     stub.complete_at_once();
@@ -49,7 +49,7 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind, Q: Made
         qp
     });
     let mut next = 0;
-    // The last signalled one confirms all but the unsignalled tail.
+    // The last signaled one confirms all but the unsignaled tail.
     let last = ROUNDS - ROUNDS % 5 - 4;
     while next < last {
         cq.poll().unwrap().for_each(|mut done| {
@@ -59,7 +59,7 @@ fn a_poster_and_a_poller_on_two_threads_lose_and_double_nothing<B: Kind, Q: Made
             number.copy_from_slice(&buffer[..8]);
             assert_eq!(u64::from_ne_bytes(number), next, "the buffer of another request");
             next += 1;
-            // The poster may be done.
+            // The poster may have exited.
             let _ = give_back.send(buffer);
         });
         thread::yield_now();

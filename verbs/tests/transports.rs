@@ -1,4 +1,5 @@
-//! What each transport asks of the device: which attributes, in which state, and how refusals read.
+//! What each transport passes to the device: which attributes, in which state, and how refusals
+//! read.
 
 use doorbell_verbs::{
     Buffer, Local, PathMigration, QKey, QueuePair, QueuePairError, Rc, Reason, RemoteRights, Transport, Uc, Ud,
@@ -8,7 +9,7 @@ use doorbell_verbs_sys::*;
 use crate::rig::PEER;
 use crate::stub::{Stub, Verb};
 
-/// Queue pairs of each transport in use, of a domain that lives as long as they do.
+/// Queue pairs of each transport, of a domain that lives as long as they do.
 fn made(stub: &'static Stub) -> (QueuePair<Rc>, QueuePair<Uc>, QueuePair<Ud>) {
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -79,7 +80,7 @@ fn a_change_is_one_call_that_leaves_the_state_alone() {
 }
 
 #[test]
-fn draining_asks_for_the_event_and_resuming_for_nothing() {
+fn draining_requests_the_event_and_resuming_does_not() {
     let stub = Stub::new();
     let (mut rc, _uc, _ud) = made(stub);
     rc.drain().unwrap();
@@ -88,7 +89,7 @@ fn draining_asks_for_the_event_and_resuming_for_nothing() {
     assert_eq!(masks[3..], [IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_STATE]);
 }
 
-/// What a refused `change` says, in the state RTS.
+/// The error of a refused `change`, in the state RTS.
 fn refused<T: Transport>(
     stub: &'static Stub,
     qp: &mut QueuePair<T>,

@@ -1,4 +1,5 @@
-//! Memory windows over the stub: what comes back and when, in which order things go, and what is refused.
+//! Memory windows over the stub: what is returned and when, in which order objects are destroyed,
+//! and what is refused.
 
 use doorbell_verbs::{
     BoundWindow, Buffer, CompletionQueue, MemoryWindow, ProtectionDomain, QueuePair, RKey, Read, ReadWrite, Reason,
@@ -45,7 +46,7 @@ impl Rig {
         self.qp.qpn().get()
     }
 
-    /// Completes the oldest send, and gives the window that it has bound.
+    /// Completes the oldest send, and returns the window that it has bound.
     fn bound(&mut self) -> BoundWindow<Write> {
         self.stub.complete_sends(self.qpn(), 1);
         let mut completion = self.cq.poll().unwrap().next().unwrap();
@@ -109,7 +110,7 @@ fn an_invalidated_window_is_bound_again_with_the_next_key() {
     );
     let window = completion.take_window::<Type2>().unwrap();
     drop(completion);
-    // All of the buffer, and the lower 8 bits of the key come round.
+    // The whole buffer; the lower 8 bits of the key wrap.
     rig.qp.bind(window, &rig.inbox, .., Write).unwrap();
     let second = rig.bound();
     assert_eq!((second.rkey(), second.remote().len()), (RKey(0x77_0000), 4096));
@@ -159,14 +160,14 @@ fn a_send_that_invalidates() {
 
 #[test]
 fn a_window_goes_before_its_region_and_its_queue_pair() {
-    // Whoever drops the buffer first: the window keeps the region.
+    // The buffer is dropped first: the window keeps the region.
     let mut kept = rig();
     let window = kept.bind();
     drop(kept.inbox);
     assert_eq!(kept.stub.log(), [""; 0]);
     drop(window);
     assert_eq!(kept.stub.log(), ["dealloc_mw", "dereg_mr"]);
-    // The queue pair first: the window goes with it.
+    // The queue pair is dropped first: the window is freed with it.
     let mut tied = rig();
     let window = tied.bind();
     drop(tied.qp);
@@ -175,7 +176,7 @@ fn a_window_goes_before_its_region_and_its_queue_pair() {
     drop(window);
     assert_eq!(tied.stub.log(), ["dealloc_mw", "destroy_qp", "dereg_mr"]);
     assert_eq!(tied.stub.live("mw"), 0);
-    // On its way to be bound, or unbound.
+    // While the bind or invalidate request is in flight.
     for unbind in [false, true] {
         let mut rig = rig_in_flight(unbind);
         drop(rig.inbox);
@@ -237,20 +238,20 @@ fn what_is_refused_comes_back() {
     assert!(refused.take_window::<Type1>().is_none());
     assert!(refused.take_bound_window::<Write, Type2>().is_none());
     let window = refused.take_window::<Type2>().unwrap();
-    // By the device.
+    // Refused by the device.
     rig.stub.refuse_send(rig.qpn(), 0, libc::EINVAL);
     let mut refused = rig.qp.bind(window, &rig.inbox, .., Write).unwrap_err();
     assert!(matches!(refused.reason, Reason::Device { .. }), "{refused}");
     let window = refused.take_window::<Type2>().unwrap();
     rig.qp.bind(window, &rig.inbox, .., Write).unwrap();
     let window = rig.bound();
-    // Unbinding refused: bound still.
+    // Unbinding refused: still bound.
     rig.stub.refuse_send(rig.qpn(), 0, libc::EINVAL);
     let mut refused = rig.qp.invalidate(window).unwrap_err();
     assert!(refused.take_window::<Type2>().is_none());
     let window = refused.take_bound_window::<Write, Type2>().unwrap();
     assert_eq!(window.remote().len(), 4096);
-    // A batch that does not fit: each comes back by its index.
+    // A batch that does not fit: each is returned by its index.
     let mut windows = (0..5).map(|_| rig.pd.memory_window().unwrap()).collect::<Vec<_>>();
     let mut refused = rig
         .qp
@@ -262,7 +263,7 @@ fn what_is_refused_comes_back() {
         .unwrap_err();
     assert!(matches!(refused.reason, Reason::QueueFull { depth: 4 }), "{refused}");
     assert_eq!((0..5).filter_map(|_| refused.take_window::<Type2>()).count(), 5);
-    // One that went with another queue pair.
+    // One that was freed with another queue pair.
     let mut gone = self::rig();
     let lost = gone.bind();
     drop(gone.qp);
@@ -294,7 +295,7 @@ fn type_1_has_a_call_of_its_own() {
     let mut completion = rig.cq.poll().unwrap().next().unwrap();
     let window = completion.take_window::<Type1>().unwrap();
     drop(completion);
-    // It does not go with the queue pair.
+    // It is not freed with the queue pair.
     rig.qp.bind_type_1(window, &rig.inbox, .., Write).unwrap();
     rig.stub.complete_sends(rig.qpn(), 1);
     let window = rig

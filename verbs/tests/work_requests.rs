@@ -1,5 +1,5 @@
-//! What is particular to posting by `ibv_wr_*`: how a queue pair for it is made, and that a batch is posted whole or not at all. What both backends have in common is
-//! tested over both, beside the rest.
+//! Posting by `ibv_wr_*`: how a queue pair for it is created, and that a batch is posted as a whole
+//! or not at all. What both backends have in common is tested over both elsewhere.
 
 use doorbell_verbs::{Buffer, EitherBackend, Local, QueuePairError, Reason, Remote, RemoteAll, WorkRequests, Write};
 use doorbell_verbs_sys as sys;
@@ -53,12 +53,13 @@ fn what_is_refused_here_is_aborted() {
     let stub = Stub::new();
     let (mut qp, _cq, mut buffers) = rig::<WorkRequests>(stub, 2, 3);
     let qpn = qp.qpn().get();
-    // An empty batch, one that a request does not fit, one that the queue does not hold, and one whose closure panics.
+    // An empty batch, one with an unsupported request, one that the queue has no slots for, and one
+    // whose closure panics.
     qp.post(|_| {}).unwrap();
     let refused = qp.post(|batch| {
         batch.write(buffers.remove(0), REMOTE);
         batch.write(buffers.remove(0), REMOTE.slice(0, 63).unwrap());
-        batch.write_inline(b"not told to the device", REMOTE);
+        batch.write_inline(b"not posted to the device", REMOTE);
     });
     assert_eq!(refused.unwrap_err().index, 1);
     let refused = qp.post(|batch| {
@@ -83,7 +84,7 @@ fn what_is_refused_here_is_aborted() {
     assert_eq!(stub.doorbells(qpn).0, 1);
 }
 
-/// The flags of one request are not those of the next.
+/// The flags of one request do not carry over to the next.
 #[test]
 fn flags_do_not_stick() {
     let stub = Stub::new();
@@ -151,10 +152,10 @@ fn a_provider_without_them_is_named_and_lists_are_the_way_out() {
 }
 
 #[test]
-fn each_transport_is_asked_for_what_it_has() {
+fn each_transport_requests_only_the_operations_it_supports() {
     let stub = Stub::new();
     stub.extend();
-    // A UC queue pair is not asked for READ, nor one of UD for WRITE.
+    // A UC queue pair does not request READ, nor one of UD WRITE.
     stub.without(sys::IBV_QP_EX_WITH_RDMA_READ);
     let context = stub.open();
     let pd = context.protection_domain().unwrap();
@@ -172,7 +173,7 @@ fn each_transport_is_asked_for_what_it_has() {
 }
 
 #[test]
-fn atomics_that_the_device_has_not_are_refused_before_they_are_told() {
+fn unsupported_atomics_are_refused_before_they_are_posted() {
     let stub = Stub::new();
     stub.without(sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD);
     let (mut qp, _cq, mut buffers) = rig::<WorkRequests>(stub, 4, 2);

@@ -1,6 +1,7 @@
-//! Address handles: where datagrams go (ibv_create_ah(3), IBTA vol 1, 10.2.2). Made for an endpoint that a peer gave, for a GID, or for whoever sent a datagram.
+//! Address handles (AH): the destinations of datagrams (ibv_create_ah(3), IBTA vol 1, 10.2.2).
+//! Created for an endpoint that a peer sent, for a GID, or for the sender of a datagram.
 
-mod keep;
+mod deferred;
 
 use core::mem::MaybeUninit;
 use std::io;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-pub(crate) use keep::Handles;
+pub(crate) use deferred::Handles;
 
 use crate::error::DeviceError;
 use crate::memory::{Buffer, Host};
@@ -18,10 +19,12 @@ use crate::raw::Lender;
 use crate::types::{Gid, Lid};
 use crate::wr::datagram::Datagram;
 
-/// Where datagrams go: the path to a port, which many queue pairs may be at.
+/// An address handle: the path to a port, at which many queue pairs may be.
 ///
-/// Cloning is cheap. It may be dropped as soon as a post with it has returned: the protection domain keeps what the device may still need (ibv_post_send(3): until the
-/// completions of all sends with it have been polled), without a cost on the path from posting to completion.
+/// Cloning is cheap. It may be dropped as soon as a post with it has returned: the protection
+/// domain keeps what the device may still need (ibv_post_send(3): until the completions of all
+/// sends with it have been polled), at no cost on the data path.
+#[doc(alias("ibv_ah", "ibv_create_ah", "ibv_destroy_ah"))]
 #[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<AhInner>,
@@ -30,7 +33,7 @@ pub struct AddressHandle {
 struct AhInner {
     raw: *mut sys::ibv_ah,
     port: u8,
-    /// The longest datagram that its destination takes, in bytes, as far as is known.
+    /// The longest datagram that its destination takes, in bytes, if known.
     max_len: u32,
     pd: Arc<PdInner>,
     lender: Lender,
@@ -41,19 +44,19 @@ unsafe impl Send for AhInner {}
 // SAFETY: as above.
 unsafe impl Sync for AhInner {}
 
-/// Nothing is known of the destination's MTU.
+/// The destination's MTU is unknown.
 pub(crate) const ANY_LENGTH: u32 = u32::MAX;
 
 impl AddressHandle {
     /// # Safety
-    /// `raw` was just made in `pd`, for `port`.
+    /// `raw` was just created in `pd`, for `port`.
     unsafe fn new(raw: *mut sys::ibv_ah, port: u8, max_len: u32, pd: &Arc<PdInner>) -> Self {
         // SAFETY: by contract.
         unsafe { Self::adopt(raw, (port, max_len), pd, None) }
     }
 
     /// # Safety
-    /// `raw` is a live handle of `pd`, for `port`, which nobody but the lender destroys.
+    /// `raw` is a live handle of `pd`, for `port`, which only the lender, if any, destroys.
     pub(crate) unsafe fn adopt(
         raw: *mut sys::ibv_ah,
         (port, max_len): (u8, u32),
@@ -100,15 +103,20 @@ impl core::fmt::Debug for AddressHandle {
 
 impl Drop for AhInner {
     fn drop(&mut self) {
-        // SAFETY: made in this domain by `new`, given up here, once. No post with it is under way: that borrows a handle.
-        unsafe { self.pd.handles.retire(&self.pd.context, self.raw, self.lender.take()) };
+        // SAFETY: created in this domain by `new`, released here, once. No post with it is in
+        // progress: that borrows a handle.
+        unsafe {
+            self.pd
+                .handles
+                .destroy_or_defer(&self.pd.context, self.raw, self.lender.take())
+        };
     }
 }
 
 /// Flow labels have 20 bits (IBTA vol 1, 8.3.3).
 pub(crate) const MAX_FLOW_LABEL: u32 = (1 << 20) - 1;
 
-/// How packets leave: what an address vector says besides their destination.
+/// The fields of an address vector besides the destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
     pub(crate) port: u8,
@@ -119,7 +127,8 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// The address vector to `gid` or, without the index of a GID of one's own, to `lid` (IBTA vol 1, 11.2.2.1).
+    /// The address vector to `gid` or, without the index of a source GID, to `lid` (IBTA vol 1,
+    /// 11.2.2.1).
     pub(crate) fn vector(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut vector: sys::ibv_ah_attr = unsafe { core::mem::zeroed() };
@@ -129,7 +138,8 @@ impl Route {
         if let Some(index) = source {
             vector.is_global = 1;
             vector.grh.dgid = gid.to_sys();
-            // The index came from a u8, or from a table whose preferred entry lies beyond what this field can name; then the device says so.
+            // The index came from a u8, or is the default GID's, which may exceed this field; the
+            // device then reports an invalid index.
             vector.grh.sgid_index = u8::try_from(index).unwrap_or(u8::MAX);
             vector.grh.hop_limit = self.hop_limit;
             vector.grh.traffic_class = self.traffic_class;
@@ -139,8 +149,9 @@ impl Route {
     }
 }
 
-/// Builds an address handle; made by [`ProtectionDomain::address_handle`] (ibv_create_ah(3); IBTA vol 1, 11.2.2.1). Port and GID must be those of the queue
-/// pair that is to use it.
+/// Builds an address handle; created by [`ProtectionDomain::address_handle`] (ibv_create_ah(3);
+/// IBTA vol 1, 11.2.2.1). Port and source GID must be those of the queue pair that will use it.
+#[doc(alias("ibv_ah_attr", "ibv_create_ah"))]
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a builder does nothing until to(), to_gid() or reply_to() is called"]
 pub struct AddressHandleBuilder<'a> {
@@ -165,12 +176,16 @@ impl<'a> AddressHandleBuilder<'a> {
     }
 
     /// The port that packets leave by, from 1 (default 1).
+    #[doc(alias = "port_num")]
     pub fn port(mut self, port: u8) -> Self {
         self.route.port = port;
         self
     }
 
-    /// The index of the GID that packets come from (default on RoCE: the one that reaches furthest; on InfiniBand: none, addressing by LID).
+    /// The index of the source GID (default on RoCE:
+    /// [`Context::default_gid`](crate::Context::default_gid); on InfiniBand: none, addressing by
+    /// LID).
+    #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
@@ -182,28 +197,33 @@ impl<'a> AddressHandleBuilder<'a> {
         self
     }
 
-    /// How many routers the packets may pass (default 64).
+    /// The hop limit of the packets (default 64).
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.route.hop_limit = hops;
         self
     }
 
-    /// The flow label of the packets, of 20 bits (default 0). RoCEv2 has no such header over IPv4; there adapters derive the UDP source port from it, by which routers spread connections over paths.
+    /// The flow label of the packets, 20 bits (default 0). RoCEv2 over IPv4 has no such field;
+    /// adapters derive the UDP source port from it, by which routers balance flows over paths
+    /// (ECMP).
     pub fn flow_label(mut self, label: u32) -> Self {
         self.route.flow_label = label;
         self
     }
 
     /// The InfiniBand service level, at most 15 (default 0).
+    #[doc(alias = "sl")]
     pub fn service_level(mut self, level: u8) -> Self {
         self.route.service_level = level;
         self
     }
 
-    /// The handle for the port at which `endpoint` is.
+    /// The handle for the port of `endpoint`.
     ///
     /// # Errors
-    /// When the device has no datagrams, this side's port or GID does not exist, or the peer's address cannot be resolved.
+    /// When the device has no datagrams, the local port or GID does not exist, or the peer's
+    /// address cannot be resolved.
+    #[doc(alias = "ibv_create_ah")]
     pub fn to(self, endpoint: &UdEndpoint) -> Result<AddressHandle, AddressHandleError> {
         self.create(endpoint.gid, endpoint.lid, endpoint.mtu.bytes())
     }
@@ -212,15 +232,18 @@ impl<'a> AddressHandleBuilder<'a> {
     ///
     /// # Errors
     /// As for [`to`](Self::to).
+    #[doc(alias = "ibv_create_ah")]
     pub fn to_gid(self, gid: Gid) -> Result<AddressHandle, AddressHandleError> {
         self.create(gid, Lid(0), ANY_LENGTH)
     }
 
-    /// The handle for whoever sent `datagram`, which lies in the buffer `received` behind its header (ibv_create_ah_from_wc(3)). Of the builder's settings only the
-    /// port matters: the answer goes back the way that the datagram came.
+    /// The handle for the sender of `datagram`, which lies in the buffer `received` behind its GRH
+    /// (ibv_create_ah_from_wc(3)). Of the builder's settings only the port is used: the reply takes
+    /// the reverse path.
     ///
     /// # Errors
     /// As for [`to`](Self::to), and when the buffer is too short to hold the header.
+    #[doc(alias("ibv_create_ah_from_wc", "ibv_init_ah_from_wc"))]
     pub fn reply_to<K: Host>(
         self,
         datagram: &Datagram,
@@ -232,7 +255,8 @@ impl<'a> AddressHandleBuilder<'a> {
         }
         let mut header = [0; GRH_BYTES];
         received.read_at(0, &mut header);
-        // SAFETY: all-zero is a valid value of both, structs of integers, and every bit pattern of the header is a header's.
+        // SAFETY: all-zero is a valid value of both, structs of integers, and any bytes are a valid
+        // header.
         let (mut wc, mut grh) = unsafe { (datagram.to_sys(), MaybeUninit::<sys::ibv_grh>::zeroed().assume_init()) };
         const { assert!(size_of::<sys::ibv_grh>() == GRH_BYTES) };
         // SAFETY: both are 40 bytes, and any bytes are a valid ibv_grh.
@@ -242,10 +266,10 @@ impl<'a> AddressHandleBuilder<'a> {
             return Err(self.unsupported());
         };
         self.check()?;
-        pd.handles.sweep(&pd.context);
+        pd.handles.destroy_completed(&pd.context);
         // SAFETY: the domain is live, and completion and header are of one datagram.
         let raw = unsafe { create(pd.raw, &mut wc, &mut grh, self.route.port) };
-        self.made("ibv_create_ah_from_wc", raw, ANY_LENGTH, || {
+        self.finish("ibv_create_ah_from_wc", raw, ANY_LENGTH, || {
             format!("the sender of a datagram, queue pair {}", datagram.source())
         })
     }
@@ -260,10 +284,10 @@ impl<'a> AddressHandleBuilder<'a> {
         let port = context.port(self.route.port)?;
         let source = context.source_gid(self.route.port, self.gid_index, &port)?;
         let mut vector = self.route.vector(gid, lid, source.map(|entry| entry.index));
-        pd.handles.sweep(&pd.context);
+        pd.handles.destroy_completed(&pd.context);
         // SAFETY: the domain is live, and the vector may be read.
         let raw = unsafe { create(pd.raw, &mut vector) };
-        self.made("ibv_create_ah", raw, max_len, || match source {
+        self.finish("ibv_create_ah", raw, max_len, || match source {
             Some(source) => format!("{gid} from {}", source.gid),
             None => format!("LID {lid}"),
         })
@@ -283,7 +307,7 @@ impl<'a> AddressHandleBuilder<'a> {
         }
     }
 
-    fn made(
+    fn finish(
         &self,
         verb: &'static str,
         raw: *mut sys::ibv_ah,
@@ -298,12 +322,12 @@ impl<'a> AddressHandleBuilder<'a> {
                 error: io::Error::last_os_error(),
             });
         }
-        // SAFETY: just made, in this domain and for this port.
+        // SAFETY: just created, in this domain and for this port.
         Ok(unsafe { AddressHandle::new(raw, self.route.port, max_len, pd) })
     }
 }
 
-/// An address handle that could not be made.
+/// An address handle could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressHandleError {
@@ -316,16 +340,16 @@ pub enum AddressHandleError {
     /// Service levels have four bits.
     #[error("service level {level}: the highest is 15")]
     ServiceLevel {
-        /// What was asked for.
+        /// The service level requested.
         level: u8,
     },
     /// Flow labels have twenty bits.
     #[error("flow label {label:#x}: the highest is {MAX_FLOW_LABEL:#x}")]
     FlowLabel {
-        /// What was asked for.
+        /// The flow label requested.
         label: u32,
     },
-    /// The buffer does not hold the header of a datagram.
+    /// The buffer does not hold the GRH of a datagram.
     #[error(
         "a buffer of {len} bytes does not hold the {GRH_BYTES} of a datagram's header: give the one that it was received in"
     )]
@@ -340,7 +364,7 @@ pub enum AddressHandleError {
         verb: &'static str,
         /// Device, port and destination.
         object: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },

@@ -8,16 +8,18 @@ use sys::rdmacm::RDMA_CM_EVENT_CONNECT_RESPONSE;
 
 use super::connection::{self, Connection};
 use super::error::CmError;
-use super::id::Id;
+use super::id::CmId;
 use super::{ConnectionManager, MAX_CONNECT_DATA};
 use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// A device and a path by which a peer is reached; made by [`ConnectionManager::resolve`] (rdma_resolve_route(3)).
+/// A resolved device and path to a peer; created by [`ConnectionManager::resolve`]
+/// (rdma_resolve_route(3)).
+#[doc(alias("rdma_cm_id", "rdma_resolve_route"))]
 #[derive(Debug)]
 pub struct Route {
-    id: Id,
+    id: CmId,
 }
 
 impl Route {
@@ -27,12 +29,12 @@ impl Route {
         peer: SocketAddr,
         deadline: Deadline,
     ) -> Result<Self, CmError> {
-        let id = Id::new(manager, peer)?;
+        let id = CmId::new(manager, peer)?;
         id.resolve(from, peer, deadline)?;
         Ok(Self { id })
     }
 
-    /// The device, to make the queue pair on.
+    /// The device, to create the queue pair on.
     ///
     /// # Errors
     /// When it cannot be queried.
@@ -40,25 +42,31 @@ impl Route {
         self.id.context()
     }
 
-    /// The device's port, to be given to [`QueuePairBuilder::port`](crate::QueuePairBuilder::port).
+    /// The device's port, for [`QueuePairBuilder::port`](crate::QueuePairBuilder::port).
     #[must_use]
     pub fn port(&self) -> u8 {
         self.id.port()
     }
 
-    /// The address that the connection will come from; `None` if it is of a family that the standard library does not know.
+    /// The local address of the connection; `None` if it is of a family that the standard library
+    /// does not support.
+    #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// Connects `qp` to whoever listens at the peer's address, and waits until it has accepted, within `timeout` (rdma_connect(3)).
+    /// Connects `qp` to the listener at the peer's address, and waits until it has accepted, within
+    /// `timeout` (rdma_connect(3)).
     ///
-    /// The peer sees `private_data`, at most [`MAX_CONNECT_DATA`] bytes, followed by zeros. Path MTU and retries are those that the two managers agree on;
-    /// the builder's `timeout` and `min_rnr_timer` hold, its `gid_index`, `mtu` and `psn` don't.
+    /// The peer sees `private_data`, at most [`MAX_CONNECT_DATA`] bytes, followed by zeros. Path
+    /// MTU and retry counts are negotiated by the two managers; the builder's `timeout` and
+    /// `min_rnr_timer` apply, its `gid_index`, `mtu` and `psn` do not.
     ///
     /// # Errors
-    /// When nobody listens there, the peer rejects or does not answer, the queue pair is on another device or port, or the device refuses.
+    /// When no program listens there, the peer rejects or does not answer, the queue pair is on
+    /// another device or port, or the device refuses.
+    #[doc(alias("rdma_connect", "rdma_establish", "rdma_conn_param"))]
     pub fn connect<T: Reliable, B: Backend>(
         self,
         mut qp: PreparedQueuePair<T, B>,
@@ -66,12 +74,12 @@ impl Route {
         timeout: Duration,
     ) -> Result<(QueuePair<T, B>, Connection), CmError> {
         let deadline = Deadline::after(timeout);
-        connection::fits("rdma_connect", private_data, MAX_CONNECT_DATA)?;
-        connection::prepare(&self.id, &mut qp)?;
+        connection::check_private_data("rdma_connect", private_data, MAX_CONNECT_DATA)?;
+        connection::bind_to_path(&self.id, &mut qp)?;
         self.id.connect(&qp.offer(), private_data)?;
         let response = self
             .id
-            .expect(RDMA_CM_EVENT_CONNECT_RESPONSE, "rdma_connect", deadline)?;
+            .wait_event(RDMA_CM_EVENT_CONNECT_RESPONSE, "rdma_connect", deadline)?;
         let rtr = self.id.attributes(sys::IBV_QPS_RTR)?;
         let rts = self.id.attributes(sys::IBV_QPS_RTS)?;
         let qp = qp.connect_managed(rtr, rts)?;

@@ -1,4 +1,4 @@
-//! Socket addresses as C has them.
+//! Socket addresses of identifiers.
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -6,16 +6,17 @@ use doorbell_verbs_sys::rdmacm::rdma_cm_id;
 use nix::libc::sockaddr;
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
-/// The address that an identifier is bound to; `None` while it has none.
+/// The local address of an identifier; `None` while it has none.
 ///
 /// # Safety
 /// `id` is live, and nothing changes it meanwhile.
 pub(super) unsafe fn local(id: *const rdma_cm_id) -> Option<SocketAddr> {
-    // SAFETY: live by contract; librdmacm zeroes the whole union before it sets any part of it, so it is a sockaddr of the family it names, or of none.
+    // SAFETY: live by contract; librdmacm zeroes the whole union before it sets any part of it, so
+    // it is a sockaddr of the family it names, or of none.
     unsafe { from_sys((&raw const (*id).route.addr.anon_1).cast()) }
 }
 
-/// The address of its peer; `None` while it has none.
+/// The peer's address; `None` while it has none.
 ///
 /// # Safety
 /// As for [`local`].

@@ -1,4 +1,4 @@
-//! An established connection: the manager's side of it. Data goes by the queue pair.
+//! An established connection as the connection manager sees it. Data is sent by the queue pair.
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -8,38 +8,48 @@ use doorbell_verbs_sys as sys;
 use sys::rdmacm;
 
 use super::error::CmError;
-use super::id::Id;
+use super::id::CmId;
 use crate::qp::{Backend, PreparedQueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// What the manager knows of a connected queue pair: who the peer is, and whether it is still there (rdma_cm(7)). Its descriptor is readable when there is an event.
+/// The connection manager's side of a connected queue pair: the peer's address, and whether the
+/// connection is up (rdma_cm(7)). Its descriptor is readable when there is an event.
 ///
-/// Dropping it disconnects, without waiting for the peer. The queue pair is not touched by that; but a peer that hears of it will stop.
+/// Dropping it disconnects, without waiting for the peer. The local queue pair is not modified; the
+/// peer is notified (DREQ).
+#[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Connection {
-    id: Id,
+    id: CmId,
     private_data: Vec<u8>,
     disconnected: bool,
 }
 
-/// Something that has happened to a connection (rdma_get_cm_event(3)).
+/// An event of a connection (rdma_get_cm_event(3)).
+#[doc(alias("rdma_cm_event_type", "rdma_cm_event"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
-    /// The peer has disconnected, or is gone: [`flush`](crate::QueuePair::flush) the queue pair to get back what is in flight.
+    /// The peer has disconnected or exited: [`flush`](crate::QueuePair::flush) the queue pair to
+    /// get back what is in flight.
+    #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected,
-    /// The device is about to be removed: everything on it must be dropped.
+    /// The device is about to be removed: drop every object on it.
+    #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     DeviceRemoved,
-    /// The address has moved to other hardware: the connection may be slow, or dead.
+    /// The address has moved to other hardware: the connection may be slow or broken.
+    #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
     AddressChanged,
-    /// After a disconnection: no packet of the connection can be under way any more.
+    /// The timewait state of a closed connection is over: no packet of it can be in flight any
+    /// more.
+    #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
-    /// An event that is none of these, by its number in `enum rdma_cm_event_type`.
+    /// Any other event, with its `rdma_cm_event_type`.
     Other(u32),
 }
 
 impl Connection {
-    pub(super) fn new(id: Id, private_data: Vec<u8>) -> Self {
+    pub(super) fn new(id: CmId, private_data: Vec<u8>) -> Self {
         Self {
             id,
             private_data,
@@ -47,28 +57,31 @@ impl Connection {
         }
     }
 
-    /// What the peer said when it connected or accepted, followed by zeros.
+    /// The peer's private data, of its REQ or REP, followed by zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// This side's address; `None` if it is of a family that the standard library does not know.
+    /// The local address; `None` if it is of a family that the standard library does not support.
+    #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// The peer's address; `None` if it is of a family that the standard library does not know.
+    /// The peer's address; `None` if it is of a family that the standard library does not support.
+    #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.peer()
     }
 
-    /// The next event, for which it waits as long as `timeout`; `None` when there is none (rdma_get_cm_event(3)).
+    /// Waits up to `timeout` for the next event; `None` when there is none (rdma_get_cm_event(3)).
     ///
     /// # Errors
     /// When the manager fails.
+    #[doc(alias("rdma_get_cm_event", "rdma_ack_cm_event"))]
     pub fn next_event(&mut self, timeout: Duration) -> Result<Option<ConnectionEvent>, CmError> {
         let event = self.id.next_event(Deadline::after(timeout))?;
         Ok(event.map(|event| match event.kind {
@@ -83,10 +96,12 @@ impl Connection {
         }))
     }
 
-    /// Disconnects, and waits as long as `timeout` until the peer has heard of it (rdma_disconnect(3)). What is in flight is for the caller to wait for before.
+    /// Disconnects, and waits up to `timeout` until the peer has confirmed it (rdma_disconnect(3)).
+    /// The caller waits for what is in flight before.
     ///
     /// # Errors
-    /// When the manager fails or the peer does not answer. It is disconnected all the same.
+    /// When the manager fails or the peer does not answer. The connection is closed in either case.
+    #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(mut self, timeout: Duration) -> Result<(), CmError> {
         if self.disconnected {
             return Ok(());
@@ -95,7 +110,7 @@ impl Connection {
         let deadline = Deadline::after(timeout);
         self.id.disconnect()?;
         self.id
-            .expect(rdmacm::RDMA_CM_EVENT_DISCONNECTED, "rdma_disconnect", deadline)?;
+            .wait_event(rdmacm::RDMA_CM_EVENT_DISCONNECTED, "rdma_disconnect", deadline)?;
         Ok(())
     }
 }
@@ -108,15 +123,14 @@ impl AsFd for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Also after the peer's own: it answers that.
+        // Also after the peer's own DREQ: this sends the DREP.
         if let Err(error) = self.id.disconnect() {
             tracing::debug!(%error, "the connection was gone before it was dropped");
         }
     }
 }
 
-/// Checks that private data is not longer than `max`.
-pub(super) fn fits(call: &'static str, private_data: &[u8], max: usize) -> Result<(), CmError> {
+pub(super) fn check_private_data(call: &'static str, private_data: &[u8], max: usize) -> Result<(), CmError> {
     let len = private_data.len();
     if len > max {
         return Err(CmError::PrivateData { call, len, max });
@@ -124,8 +138,12 @@ pub(super) fn fits(call: &'static str, private_data: &[u8], max: usize) -> Resul
     Ok(())
 }
 
-/// Checks that the queue pair is on the device and port that lead to the peer, and puts it in the path's partition.
-pub(super) fn prepare<T: Reliable, B: Backend>(id: &Id, qp: &mut PreparedQueuePair<T, B>) -> Result<(), CmError> {
+/// Checks that the queue pair is on the device and port of the path, and sets the path's P_Key
+/// index.
+pub(super) fn bind_to_path<T: Reliable, B: Backend>(
+    id: &CmId,
+    qp: &mut PreparedQueuePair<T, B>,
+) -> Result<(), CmError> {
     let (device, port) = (id.device()?, id.port());
     if device != qp.device() || port != qp.port() {
         return Err(CmError::OtherDevice {

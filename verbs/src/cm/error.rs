@@ -1,4 +1,4 @@
-//! What can go wrong with the connection manager.
+//! Errors of the connection manager.
 
 use core::fmt;
 use std::io;
@@ -8,91 +8,100 @@ use doorbell_verbs_sys::LoadError;
 
 use crate::error::{DeviceError, QueuePairError};
 
-/// A connection that could not be made.
+/// A connection could not be established.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
     /// librdmacm or libibverbs could not be loaded.
     #[error(transparent)]
     Library(#[from] LoadError),
-    /// There is no connection manager in this kernel, or not for this user.
+    /// This kernel has no connection manager, or the user may not open it.
     #[error(
         "rdma_create_event_channel: {0}; is there an RDMA device (`rdma link`), is the kernel's rdma_ucm module loaded (`modprobe rdma_ucm`), and may the user \
          open /dev/infiniband/rdma_cm?"
     )]
     Unavailable(#[source] io::Error),
-    /// A call failed at once.
+    /// A call failed immediately.
     #[error("{call}({address}): {error}; {}", call_advice(.error))]
     Call {
         /// The function.
         call: &'static str,
         /// The peer's address, or a listener's own.
         address: SocketAddr,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
-    /// The peer, or the way to it, was not found.
+    /// The peer, or a route to it, was not found.
     #[error(
         "{call}({address}): unreachable: {error}; check the address, the route (`ip route get`) and that the peer's RDMA device is up"
     )]
+    #[doc(alias(
+        "RDMA_CM_EVENT_UNREACHABLE",
+        "RDMA_CM_EVENT_ADDR_ERROR",
+        "RDMA_CM_EVENT_ROUTE_ERROR",
+        "RDMA_CM_EVENT_CONNECT_ERROR"
+    ))]
     Unreachable {
-        /// The function whose effect failed.
+        /// The function that started the operation.
         call: &'static str,
         /// The peer's address.
         address: SocketAddr,
-        /// What the manager found.
+        /// The manager's error.
         #[source]
         error: io::Error,
     },
-    /// The peer has said no, or nobody listens there.
+    /// The peer has rejected the connection, or no program listens there.
+    #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     #[error("rdma_connect({address}): {reason}")]
     Rejected {
         /// The peer's address.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         reason: Rejection,
-        /// What it said with it, padded with zeros by most transports.
+        /// The private data of its REJ, padded with zeros by most transports.
         private_data: Vec<u8>,
     },
-    /// The time given is up.
+    /// The timeout expired.
     #[error("{call}({address}): no answer in the time given; is the peer running and answering requests?")]
     TimedOut {
-        /// The function whose effect was waited for.
+        /// The function that started the operation.
         call: &'static str,
         /// The peer's address.
         address: SocketAddr,
     },
     /// The peer disconnected before the connection was established.
+    #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     #[error("the peer {address} disconnected before the connection was established")]
     Disconnected {
         /// The peer's address.
         address: SocketAddr,
     },
-    /// The device is gone, or was never there.
+    /// The device has been removed, or never existed.
+    #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     #[error("the RDMA device to {address} has been removed")]
     DeviceRemoved {
         /// The peer's address.
         address: SocketAddr,
     },
-    /// More private data than there is room for.
+    /// The private data is too long.
     #[error("{call}: {len} bytes of private data, of which at most {max} fit; send the rest when connected")]
     PrivateData {
         /// The function.
         call: &'static str,
-        /// How many bytes were given.
+        /// Bytes given.
         len: usize,
-        /// How many there is room for.
+        /// Maximum.
         max: usize,
     },
-    /// The queue pair was made on another device or port than the one that leads to the peer.
+    /// The queue pair is on another device or port than the path to the peer.
     #[error(
         "{address} is reached by port {port} of {device}, and the queue pair is on port {other_port} of {other_device}: make it on that device, with `.port({port})`"
     )]
     OtherDevice {
         /// The peer's address.
         address: SocketAddr,
-        /// The device that leads there.
+        /// The device of the path.
         device: String,
         /// Its port.
         port: u8,
@@ -124,23 +133,24 @@ fn call_advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// errno of an address that no RDMA device has.
+/// errno when no RDMA device has the address.
 const ENODEV: i32 = 19;
 
 /// Why a connection was rejected (IBTA vol 1, 12.6.7.2).
+#[doc(alias = "RDMA_CM_EVENT_REJECTED")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// Nobody listens at that address and port.
+    /// No program listens at that address and port (reason 8).
     NoListener,
-    /// The program that listens there has said no.
+    /// The listening program rejected the connection (reason 28).
     ByPeer,
-    /// The manager gave up, for want of one of its resources.
+    /// Any other reason, such as a lack of the manager's resources.
     Other(i32),
 }
 
 impl Rejection {
-    /// From the status of the event: the standard's reason code, or on iWARP a negative errno.
+    /// From the event's status: the standard's reason code, or on iWARP a negative errno.
     pub(super) fn of(status: i32) -> Self {
         match status {
             8 | ECONNREFUSED => Self::NoListener,
@@ -150,14 +160,14 @@ impl Rejection {
     }
 }
 
-/// What iWARP says instead of reason 8.
+/// iWARP's equivalent of reason 8.
 const ECONNREFUSED: i32 = -111;
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoListener => {
-                f.write_str("connection refused: nobody listens there; is the server running, and on this port?")
+                f.write_str("connection refused: no program listens there; is the server running, and on this port?")
             }
             Self::ByPeer => f.write_str("the server rejected the connection"),
             Self::Other(reason) => write!(
@@ -182,7 +192,7 @@ mod tests {
         };
         assert_eq!(
             refused.to_string(),
-            "rdma_connect(10.9.0.1:7471): connection refused: nobody listens there; is the server running, and on this port?"
+            "rdma_connect(10.9.0.1:7471): connection refused: no program listens there; is the server running, and on this port?"
         );
         let no_device = CmError::Call {
             call: "rdma_resolve_addr",

@@ -10,17 +10,16 @@ pub(super) struct Event {
     pub(super) kind: sys::rdma_cm_event_type,
     /// 0, a negative errno, or the reason of a rejection.
     pub(super) status: i32,
-    /// What the peer said, where it could; padded with zeros by most transports.
+    /// The peer's private data, if the event carries any; padded with zeros by most transports.
     pub(super) private_data: Vec<u8>,
-    /// READs and atomics that this side is to serve at once.
+    /// READs and atomics that this side has to serve at once.
     pub(super) responder_resources: u8,
     /// READs and atomics that this side may have outstanding.
     pub(super) initiator_depth: u8,
-    /// The new identifier of a request for a connection.
     pub(super) child: Option<Child>,
 }
 
-/// An identifier made by the library, which nobody owns yet.
+/// An identifier created by the library and not owned yet.
 #[derive(Debug)]
 pub(super) struct Child(pub(super) *mut sys::rdma_cm_id);
 
@@ -46,23 +45,23 @@ impl Event {
                 | sys::RDMA_CM_EVENT_ESTABLISHED
         );
         if connects {
-            // SAFETY: for these events of a connected port space `conn` is the member in use (rdma_get_cm_event(3)).
+            // SAFETY: for these events of a connected port space `conn` is the member in use
+            // (rdma_get_cm_event(3)).
             let conn = unsafe { (*raw).param.conn };
             event.responder_resources = conn.responder_resources;
             event.initiator_depth = conn.initiator_depth;
             if !conn.private_data.is_null() {
-                // SAFETY: so many bytes are there until the event is acknowledged.
-                let said = unsafe {
+                // SAFETY: that many bytes are there until the event is acknowledged.
+                let private_data = unsafe {
                     core::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into())
                 };
-                event.private_data = said.to_vec();
+                event.private_data = private_data.to_vec();
             }
         }
         event
     }
 }
 
-/// Connection parameters, all zero.
 pub(super) fn no_parameters() -> sys::rdma_conn_param {
     // SAFETY: all-zero is a valid value of this struct of integers and a pointer.
     unsafe { MaybeUninit::zeroed().assume_init() }

@@ -1,4 +1,5 @@
-//! An identifier with its event channel: the one place that owns either, and calls the library with them.
+//! An identifier (`rdma_cm_id`) with its event channel: the only module that owns either, and calls
+//! librdmacm with them.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -11,7 +12,6 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys::rdmacm as sys;
 use doorbell_verbs_sys::{ibv_qp_attr, ibv_qp_state};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use super::error::{CmError, Rejection};
@@ -19,9 +19,9 @@ use super::event::{Child, Event, no_parameters};
 use super::{ConnectionManager, address};
 use crate::context::Context;
 use crate::qp::managed::Offer;
-use crate::wait::{Deadline, readable};
+use crate::wait::{Deadline, readable, set_nonblocking};
 
-/// An event channel (rdma_create_event_channel(3)); its descriptor does not block.
+/// An event channel (rdma_create_event_channel(3)), with a non-blocking descriptor.
 struct Channel {
     manager: ConnectionManager,
     raw: *mut sys::rdma_event_channel,
@@ -29,16 +29,13 @@ struct Channel {
 
 impl Channel {
     fn new(manager: ConnectionManager) -> Result<Self, CmError> {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         let raw = unsafe { (manager.cm.create_event_channel)() };
         if raw.is_null() {
             return Err(CmError::Unavailable(io::Error::last_os_error()));
         }
         let channel = Self { manager, raw };
-        let flags = fcntl(channel.fd(), FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
-        flags
-            .and_then(|flags| fcntl(channel.fd(), FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)))
-            .map_err(|error| CmError::Unavailable(error.into()))?;
+        set_nonblocking(channel.fd()).map_err(CmError::Unavailable)?;
         Ok(channel)
     }
 
@@ -50,13 +47,15 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, here; no identifier is on it: `Id` destroys its own first, and leaks the channel otherwise.
+        // SAFETY: destroyed once, here; no identifier is on it: `CmId` destroys its own first, and
+        // leaks the channel otherwise.
         unsafe { (self.manager.cm.destroy_event_channel)(self.raw) }
     }
 }
 
-/// An identifier (rdma_create_id(3)) and the channel of its events, with the address that errors call it by.
-pub(super) struct Id {
+/// An identifier (rdma_create_id(3)) and its event channel, with the address that errors name it
+/// by.
+pub(super) struct CmId {
     raw: *mut sys::rdma_cm_id,
     /// `None` only while it is dropped.
     channel: Option<Channel>,
@@ -64,14 +63,16 @@ pub(super) struct Id {
     name: SocketAddr,
 }
 
-// SAFETY: librdmacm may be called from any thread (rdma_cm(7)). What it changes in an identifier it changes within calls on it, all of which but queries need
-// the one handle that has it: Route, Listener, ConnectionRequest or Connection. One that keeps a device for a Context is never called again.
-unsafe impl Send for Id {}
+// SAFETY: librdmacm may be called from any thread (rdma_cm(7)). It changes an identifier only
+// within calls on it, all of which but queries need the one owner: Route, Listener,
+// ConnectionRequest or Connection. One that keeps a device open for a Context is never called
+// again.
+unsafe impl Send for CmId {}
 // SAFETY: as above.
-unsafe impl Sync for Id {}
+unsafe impl Sync for CmId {}
 
-impl Id {
-    /// A new one, for connections.
+impl CmId {
+    /// A new identifier, for connections (RDMA_PS_TCP).
     pub(super) fn new(manager: ConnectionManager, name: SocketAddr) -> Result<Self, CmError> {
         let channel = Channel::new(manager)?;
         let mut raw = ptr::null_mut();
@@ -88,17 +89,19 @@ impl Id {
         })
     }
 
-    /// Takes over what a listener's event brought, to a channel of its own (rdma_migrate_id(3)).
+    /// Takes over the identifier of a listener's event, and moves it to its own channel
+    /// (rdma_migrate_id(3)).
     pub(super) fn adopt(manager: ConnectionManager, Child(raw): Child, listener: SocketAddr) -> Result<Self, CmError> {
         let mut id = Self {
             raw,
             channel: None,
             manager,
-            // SAFETY: live, and known to nobody else.
+            // SAFETY: live, and not shared yet.
             name: unsafe { address::peer(raw) }.unwrap_or(listener),
         };
         let channel = Channel::new(manager)?;
-        // SAFETY: both are live, and the event that brought the identifier has been acknowledged, so this does not wait.
+        // SAFETY: both are live, and the event with the identifier has been acknowledged, so this
+        // does not wait.
         let result = unsafe { (manager.cm.migrate_id)(raw, channel.raw) };
         id.check("rdma_migrate_id", result)?;
         id.channel = Some(channel);
@@ -114,7 +117,7 @@ impl Id {
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        // SAFETY: live; nobody changes it while the caller has its handle.
+        // SAFETY: live; nothing changes it while the caller borrows its owner.
         unsafe { address::local(self.raw) }
     }
 
@@ -123,13 +126,11 @@ impl Id {
         unsafe { address::peer(self.raw) }
     }
 
-    /// The port of the device it is bound to, from 1.
     pub(super) fn port(&self) -> u8 {
         // SAFETY: live; set when it was bound to a device.
         unsafe { (*self.raw).port_num }
     }
 
-    /// The name of the device it is bound to.
     pub(super) fn device(&self) -> Result<String, CmError> {
         // SAFETY: live; set when it was bound to a device, and constant from then on.
         let context = unsafe { (*self.raw).verbs };
@@ -141,21 +142,22 @@ impl Id {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The context of the device it is bound to. librdmacm keeps a device open at least as long as an identifier is bound to it; so that this one can be
-    /// destroyed, and the connection with it, whoever still uses the context, another identifier of the same device keeps that.
+    /// The context of the device it is bound to. librdmacm keeps a device open only as long as an
+    /// identifier is bound to it, so the context holds another identifier of the same device: this
+    /// one can then be destroyed, and the connection with it, while the context is in use.
     pub(super) fn context(&self) -> Result<Context, CmError> {
         let address = self.name;
         let name = self.device()?;
         let mut at = self.local().ok_or(CmError::DeviceRemoved { address })?;
         at.set_port(0);
-        let keeper = Self::new(self.manager, at)?;
-        keeper.bind(at)?;
+        let device_ref = Self::new(self.manager, at)?;
+        device_ref.bind(at)?;
         // SAFETY: both are live; set when they were bound, and constant from then on.
-        let (raw, kept) = unsafe { ((*self.raw).verbs, (*keeper.raw).verbs) };
+        let (raw, kept) = unsafe { ((*self.raw).verbs, (*device_ref.raw).verbs) };
         if raw != kept {
             return Err(CmError::DeviceRemoved { address });
         }
-        Ok(Context::borrow(self.manager.verbs, raw, name, Arc::new(keeper))?)
+        Ok(Context::borrow(self.manager.verbs, raw, name, Arc::new(device_ref))?)
     }
 
     pub(super) fn bind(&self, to: SocketAddr) -> Result<(), CmError> {
@@ -174,23 +176,23 @@ impl Id {
     pub(super) fn resolve(&self, from: Option<SocketAddr>, to: SocketAddr, deadline: Deadline) -> Result<(), CmError> {
         let (from, to) = (from.map(SockaddrStorage::from), SockaddrStorage::from(to));
         let from = from.as_ref().map_or(ptr::null(), SockaddrStorage::as_ptr);
-        let (cm, ms) = (self.manager.cm, deadline.left_ms().max(1));
+        let (cm, ms) = (self.manager.cm, deadline.remaining_ms().max(1));
         // SAFETY: live; the addresses are read only, and may be null for the source.
         let result = unsafe { (cm.resolve_addr)(self.raw, from.cast_mut(), to.as_ptr().cast_mut(), ms) };
         self.check("rdma_resolve_addr", result)?;
-        self.expect(sys::RDMA_CM_EVENT_ADDR_RESOLVED, "rdma_resolve_addr", deadline)?;
+        self.wait_event(sys::RDMA_CM_EVENT_ADDR_RESOLVED, "rdma_resolve_addr", deadline)?;
         // SAFETY: live.
-        let result = unsafe { (cm.resolve_route)(self.raw, deadline.left_ms().max(1)) };
+        let result = unsafe { (cm.resolve_route)(self.raw, deadline.remaining_ms().max(1)) };
         self.check("rdma_resolve_route", result)?;
-        self.expect(sys::RDMA_CM_EVENT_ROUTE_RESOLVED, "rdma_resolve_route", deadline)?;
+        self.wait_event(sys::RDMA_CM_EVENT_ROUTE_RESOLVED, "rdma_resolve_route", deadline)?;
         Ok(())
     }
 
-    /// What the manager says for the transition to `state`.
     pub(super) fn attributes(&self, state: ibv_qp_state) -> Result<ibv_qp_attr, CmError> {
         let mut attr = MaybeUninit::<ibv_qp_attr>::zeroed();
         let mut mask = 0;
-        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of integers, whose state it reads.
+        // SAFETY: live; both may be written, and all-zero is a valid value of the struct of
+        // integers, whose state it reads.
         let (result, attr) = unsafe {
             (*attr.as_mut_ptr()).qp_state = state;
             let result = (self.manager.cm.init_qp_attr)(self.raw, attr.as_mut_ptr(), &mut mask);
@@ -202,7 +204,8 @@ impl Id {
 
     pub(super) fn connect(&self, offer: &Offer, private_data: &[u8]) -> Result<(), CmError> {
         let mut parameters = parameters(offer, private_data);
-        // SAFETY: live; the parameters, and the data that they point to, are read only in the call.
+        // SAFETY: live; the parameters, and the data that they point to, are only read during the
+        // call.
         let result = unsafe { (self.manager.cm.connect)(self.raw, &mut parameters) };
         self.check("rdma_connect", result)
     }
@@ -222,7 +225,7 @@ impl Id {
 
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
         let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
-        // SAFETY: live; at least `len` bytes are read, only in the call.
+        // SAFETY: live; at least `len` bytes are read, only during the call.
         let result = unsafe { (self.manager.cm.reject)(self.raw, private_data.as_ptr().cast::<c_void>(), len) };
         self.check("rdma_reject", result)
     }
@@ -233,7 +236,6 @@ impl Id {
         self.check("rdma_disconnect", result)
     }
 
-    /// The next event; `None` when there is none until the deadline.
     pub(super) fn next_event(&self, deadline: Deadline) -> Result<Option<Event>, CmError> {
         let Some(channel) = &self.channel else { return Ok(None) };
         loop {
@@ -258,8 +260,8 @@ impl Id {
         }
     }
 
-    /// Waits for the event `kind`, which `call` leads to if all goes well.
-    pub(super) fn expect(
+    /// Waits for the event `kind`, by which `call` succeeds.
+    pub(super) fn wait_event(
         &self,
         kind: sys::rdma_cm_event_type,
         call: &'static str,
@@ -307,7 +309,7 @@ impl Id {
     }
 }
 
-impl AsFd for Id {
+impl AsFd for CmId {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel
             .as_ref()
@@ -316,15 +318,16 @@ impl AsFd for Id {
     }
 }
 
-impl core::fmt::Debug for Id {
+impl core::fmt::Debug for CmId {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Id({})", self.name)
+        write!(f, "CmId({})", self.name)
     }
 }
 
-impl Drop for Id {
+impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, here. Every event that was taken has been acknowledged, so this does not wait; queue pairs were not made on it.
+        // SAFETY: destroyed once, here. Every event taken has been acknowledged, so this does not
+        // wait; no queue pair was created on it.
         let result = unsafe { (self.manager.cm.destroy_id)(self.raw) };
         if result != 0 {
             let error = io::Error::last_os_error();

@@ -1,4 +1,4 @@
-//! The passive side: listening, and what comes of a request.
+//! The passive side: listening, and answering connection requests.
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -9,37 +9,41 @@ use sys::rdmacm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ESTABLISHED};
 
 use super::connection::{self, Connection};
 use super::error::CmError;
-use super::id::Id;
+use super::id::CmId;
 use super::{ConnectionManager, MAX_ACCEPT_DATA, MAX_REJECT_DATA};
 use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
 use crate::wait::Deadline;
 
-/// Listens for connections; made by [`ConnectionManager::listen`] (rdma_listen(3)). Its descriptor is readable when there is a request, or something else to be
-/// looked at.
+/// Listens for connections; created by [`ConnectionManager::listen`] (rdma_listen(3)). Its
+/// descriptor is readable when there is a request or another event.
+#[doc(alias("rdma_listen", "rdma_bind_addr"))]
 #[derive(Debug)]
 pub struct Listener {
-    id: Id,
+    id: CmId,
 }
 
 impl Listener {
     pub(super) fn new(manager: ConnectionManager, address: SocketAddr, backlog: u16) -> Result<Self, CmError> {
-        let id = Id::new(manager, address)?;
+        let id = CmId::new(manager, address)?;
         id.bind(address)?;
         id.listen(backlog)?;
         Ok(Self { id })
     }
 
-    /// The address it listens on, with the port it got if none was asked for; `None` if it is of a family that the standard library does not know.
+    /// The address it listens on, with the actual port if port 0 was given; `None` if it is of a
+    /// family that the standard library does not support.
+    #[doc(alias = "rdma_get_local_addr")]
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// The next request, for which it waits as long as `timeout`; `None` when there is none.
+    /// Waits up to `timeout` for the next request; `None` when there is none.
     ///
     /// # Errors
     /// When the manager fails, or the device that it listens on is removed.
+    #[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_get_cm_event", "rdma_migrate_id"))]
     pub fn next_request(&mut self, timeout: Duration) -> Result<Option<ConnectionRequest>, CmError> {
         let deadline = Deadline::after(timeout);
         while let Some(event) = self.id.next_event(deadline)? {
@@ -48,7 +52,7 @@ impl Listener {
                 return Err(CmError::DeviceRemoved { address });
             }
             let Some(child) = event.child else { continue };
-            let id = Id::adopt(self.id.manager(), child, self.id.name())?;
+            let id = CmId::adopt(self.id.manager(), child, self.id.name())?;
             return Ok(Some(ConnectionRequest {
                 id,
                 private_data: event.private_data,
@@ -66,23 +70,25 @@ impl AsFd for Listener {
     }
 }
 
-/// A peer that wants to connect (rdma_accept(3), rdma_reject(3)). It is rejected when dropped.
+/// A connection request (REQ) of a peer (rdma_accept(3), rdma_reject(3)). It is rejected when
+/// dropped.
+#[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_cm_id"))]
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    id: Id,
+    id: CmId,
     private_data: Vec<u8>,
     responder_resources: u8,
     initiator_depth: u8,
 }
 
 impl ConnectionRequest {
-    /// What the peer says, followed by zeros: most transports don't tell how long it is.
+    /// The peer's private data, followed by zeros: most transports do not carry its length.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The device it came by, to make the queue pair on.
+    /// The device the request arrived on, to create the queue pair on.
     ///
     /// # Errors
     /// When it cannot be queried.
@@ -90,32 +96,37 @@ impl ConnectionRequest {
         self.id.context()
     }
 
-    /// The device's port, to be given to [`QueuePairBuilder::port`](crate::QueuePairBuilder::port).
+    /// The device's port, for [`QueuePairBuilder::port`](crate::QueuePairBuilder::port).
     #[must_use]
     pub fn port(&self) -> u8 {
         self.id.port()
     }
 
-    /// The address that it was sent to; `None` if it is of a family that the standard library does not know.
+    /// The request's destination address; `None` if it is of a family that the standard library
+    /// does not support.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local()
     }
 
-    /// The address that it comes from; `None` if it is of a family that the standard library does not know.
+    /// The request's source address; `None` if it is of a family that the standard library does not
+    /// support.
+    #[doc(alias = "rdma_get_peer_addr")]
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.peer()
     }
 
-    /// Connects `qp` to the peer, and waits until it is connected too, within `timeout` (rdma_accept(3)). Receives for what the peer sends first are to be
-    /// posted before.
+    /// Connects `qp` to the peer, and waits until it is connected too, within `timeout`
+    /// (rdma_accept(3)). Post receives for the peer's first messages before.
     ///
-    /// The peer sees `private_data`, at most [`MAX_ACCEPT_DATA`] bytes, followed by zeros. What holds of the builder's settings is told at
-    /// [`Route::connect`](super::Route::connect).
+    /// The peer sees `private_data`, at most [`MAX_ACCEPT_DATA`] bytes, followed by zeros. The
+    /// builder's settings apply as in [`Route::connect`](super::Route::connect).
     ///
     /// # Errors
-    /// When the peer is gone or does not answer, the queue pair is on another device or port, or the device refuses.
+    /// When the peer is gone or does not answer, the queue pair is on another device or port, or
+    /// the device refuses.
+    #[doc(alias("rdma_accept", "RDMA_CM_EVENT_ESTABLISHED"))]
     pub fn accept<T: Reliable, B: Backend>(
         self,
         mut qp: PreparedQueuePair<T, B>,
@@ -123,26 +134,27 @@ impl ConnectionRequest {
         timeout: Duration,
     ) -> Result<(QueuePair<T, B>, Connection), CmError> {
         let deadline = Deadline::after(timeout);
-        connection::fits("rdma_accept", private_data, MAX_ACCEPT_DATA)?;
-        connection::prepare(&self.id, &mut qp)?;
+        connection::check_private_data("rdma_accept", private_data, MAX_ACCEPT_DATA)?;
+        connection::bind_to_path(&self.id, &mut qp)?;
         let mut offer = qp.offer();
-        // No more than the peer asks for, or serves.
+        // At most what the peer requests and serves.
         offer.responder_resources = offer.responder_resources.min(self.responder_resources);
         offer.initiator_depth = offer.initiator_depth.min(self.initiator_depth);
         let rtr = self.id.attributes(sys::IBV_QPS_RTR)?;
         let rts = self.id.attributes(sys::IBV_QPS_RTS)?;
         let qp = qp.connect_managed(rtr, rts)?;
         self.id.accept(&offer, private_data)?;
-        self.id.expect(RDMA_CM_EVENT_ESTABLISHED, "rdma_accept", deadline)?;
+        self.id.wait_event(RDMA_CM_EVENT_ESTABLISHED, "rdma_accept", deadline)?;
         Ok((qp, Connection::new(self.id, self.private_data)))
     }
 
-    /// Says no, and why: at most [`MAX_REJECT_DATA`] bytes (rdma_reject(3)).
+    /// Rejects the request with a reason of at most [`MAX_REJECT_DATA`] bytes (rdma_reject(3)).
     ///
     /// # Errors
-    /// When the manager fails, or the reason is too long; the peer is rejected then without one.
+    /// When the manager fails, or the reason is too long; the request is then rejected without one.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(self, reason: &[u8]) -> Result<(), CmError> {
-        connection::fits("rdma_reject", reason, MAX_REJECT_DATA)?;
+        connection::check_private_data("rdma_reject", reason, MAX_REJECT_DATA)?;
         self.id.reject(reason)
     }
 }

@@ -1,4 +1,4 @@
-//! The better kind of queue that a device has.
+//! The best kind of completion queue that a device supports.
 
 use std::io;
 
@@ -6,14 +6,15 @@ use super::{CompletionQueue, Extended};
 use crate::context::Context;
 use crate::error::CompletionQueueError;
 
-/// A completion queue of the better kind that a device has: extended, or else classic (ibv_create_cq_ex(3), ibv_create_cq(3)). To be matched on once, for code
-/// that is generic over the kind:
+/// A completion queue of the best kind that a device supports: extended if it has them, otherwise
+/// classic (ibv_create_cq_ex(3), ibv_create_cq(3)). Match on it once and run code that is generic
+/// over the kind:
 ///
 /// ```no_run
 /// use doorbell_verbs::{BestCompletionQueue, CompletionQueue, Context, CqKind};
 ///
 /// fn serve<Q: CqKind>(device: &Context, mut cq: CompletionQueue<Q>) -> Result<(), Box<dyn std::error::Error>> {
-///     // Queue pairs are made on it, and completions taken, as of either.
+///     // Queue pairs are created on it and completions polled as on either kind.
 ///     # let _ = device;
 ///     cq.poll()?.for_each(|done| println!("{done:?}"));
 ///     Ok(())
@@ -26,11 +27,12 @@ use crate::error::CompletionQueueError;
 /// }
 /// # }
 /// ```
+#[doc(alias("ibv_create_cq", "ibv_create_cq_ex"))]
 #[derive(Debug)]
 pub enum BestCompletionQueue {
-    /// The device has extended queues.
+    /// The device supports extended queues.
     Extended(CompletionQueue<Extended>),
-    /// It has none.
+    /// It does not.
     Classic(CompletionQueue),
 }
 

@@ -1,30 +1,32 @@
-//! A dump of a completion queue.
+//! A textual description of a completion queue.
 
 use core::fmt;
 
 use super::kind::CqKind;
 use super::{CompletionQueue, CqId};
 
-/// What is known of a completion queue (verbs have no query for one): see [`CompletionQueue::describe`]. Shown by [`Display`](fmt::Display) one item a line.
+/// The attributes of a completion queue, from [`CompletionQueue::describe`] (verbs have no
+/// ibv_query_cq). [`Display`](fmt::Display) prints one item a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompletionQueueDescription {
-    /// What names it in events.
+    /// Its identifier in events.
     pub id: CqId,
     /// The device's name.
     pub device: String,
     /// `classic` or `extended`.
     pub kind: &'static str,
-    /// Entries it has.
+    /// The number of entries.
     pub capacity: u32,
-    /// Entries that queue pairs have reserved; those of queue pairs that are gone are among them until the queue has been seen empty.
+    /// Entries that queue pairs have reserved. Those of destroyed queue pairs count until a poll
+    /// finds the queue empty.
     pub reserved: u32,
-    /// Whether it is on a channel, so that it can be slept on.
+    /// Whether it is on a completion channel, so that a thread can sleep on it.
     pub on_channel: bool,
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    /// What is known of it.
+    /// Its attributes.
     #[must_use]
     pub fn describe(&self) -> CompletionQueueDescription {
         let inner = self.inner();

@@ -1,7 +1,10 @@
-//! Polling an extended queue: each completion is asked for by a call, and what it says by others, as long as it is the current one (ibv_create_cq_ex(3)).
+//! Polling an extended queue: one call makes each completion current, others read its fields while
+//! it is (ibv_create_cq_ex(3)).
 //!
-//! A poll is open from a start that found something to its end, which comes exactly once: when there is nothing more, or when the cursor is dropped. What an abandoned poll has at hand
-//! and has not yielded all of is copied (`held`), as the provider has given it out, and the next poll begins with the copy.
+//! A poll is open from a start that found a completion until its end, which comes exactly once:
+//! when no completion is left, or when the cursor is dropped. A completion that an abandoned poll
+//! has not fully yielded is copied (`held_completion`), as the provider may reuse it, and the next
+//! poll begins with the copy.
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -9,51 +12,50 @@ use core::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::held::Held;
+use super::held_completion::HeldCompletion;
 use super::kind::{Cursor, Entry, Extended};
-use super::spot::{Confirmed, Retired, Spot, confirm};
+use super::ring_cursor::{Confirmed, Retired, RingCursor, confirm};
 use super::{BATCH, Poller, this_thread};
 use crate::error::CompletionQueueError;
 use crate::memory::Buffers;
 
-/// What the calls return when the queue is empty.
+/// Returned by the calls when the queue is empty.
 const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
 
-/// How far a poll has come.
+/// The state of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// There is none.
     Closed,
-    /// A completion is current, and not yet looked at.
+    /// A completion is current and has not been read.
     Fresh,
-    /// Completions have been looked at.
+    /// Completions have been read.
     Open,
-    /// There is none, but a copy of a completion is kept.
+    /// No poll is open, but a copy of a completion is held.
     Held,
 }
 
-/// The queue to be called, and how far that has come.
-pub struct Calls {
+/// The queue and the state of its poll.
+pub struct ExtendedPoll {
     raw: *mut sys::ibv_cq_ex,
-    /// What has the current completion: the queue, or the copy.
+    /// The object with the current completion: the queue, or the copy.
     current: *mut sys::ibv_cq_ex,
     phase: Phase,
-    /// Completions that the poll may still look at, besides those that the cursor counts.
+    /// Completions that the poll may still read, besides those that the cursor counts.
     budget: u64,
-    /// What the call for the next completion failed with.
+    /// The error of the last ibv_next_poll.
     failure: Option<i32>,
-    /// The copy, from a box.
-    held: NonNull<Held>,
+    held: NonNull<HeldCompletion>,
 }
 
-// SAFETY: the queue may be called from any thread, by one at a time, which the poller sees to; the copy is plain memory.
-unsafe impl Send for Calls {}
+// SAFETY: the queue may be called from any thread, one at a time, which the unique poller ensures;
+// the copy is plain memory.
+unsafe impl Send for ExtendedPoll {}
 // SAFETY: shared access reads the phase only.
-unsafe impl Sync for Calls {}
+unsafe impl Sync for ExtendedPoll {}
 
-impl Calls {
+impl ExtendedPoll {
     /// # Safety
-    /// `raw` is live as long as this, and has the calls that poll.
+    /// `raw` outlives this, and has the functions that poll.
     pub(super) unsafe fn new(raw: *mut sys::ibv_cq_ex) -> Self {
         Self {
             raw,
@@ -61,17 +63,17 @@ impl Calls {
             phase: Phase::Closed,
             budget: 0,
             failure: None,
-            held: NonNull::from(Box::leak(Held::new())),
+            held: NonNull::from(Box::leak(HeldCompletion::new())),
         }
     }
 
     #[inline(always)]
-    pub(super) fn is_left(&self) -> bool {
+    pub(super) fn has_unread(&self) -> bool {
         self.phase != Phase::Closed
     }
 }
 
-impl Drop for Calls {
+impl Drop for ExtendedPoll {
     fn drop(&mut self) {
         // SAFETY: from a box, by `new`; freed once.
         drop(unsafe { Box::from_raw(self.held.as_ptr()) });
@@ -82,93 +84,95 @@ impl Poller<Extended> {
     /// Ends an open poll.
     #[inline(always)]
     fn end(&mut self) {
-        self.own.phase = Phase::Closed;
+        self.state.phase = Phase::Closed;
         self.inner.polled_by.store(0, Ordering::Relaxed);
-        // SAFETY: live, and this poll is open: it is ended nowhere else, but where the phase becomes another.
-        unsafe { inline::end_poll(self.own.current) };
+        // SAFETY: live, and this poll is open: it ends only here, where the phase changes.
+        unsafe { inline::end_poll(self.state.current) };
     }
 
-    /// Ends an open poll whose current completion is not done with, and keeps a copy of it.
+    /// Ends an open poll whose current completion still confirms requests, and holds a copy of it.
     #[cold]
-    fn hold(&mut self) {
-        let own = &mut self.own;
-        if own.current == own.raw {
-            // SAFETY: live, and one of its completions is current; nobody else uses the copy, which is not current.
-            unsafe { own.held.as_mut().copy(own.raw) };
+    fn hold_current(&mut self) {
+        let state = &mut self.state;
+        if state.current == state.raw {
+            // SAFETY: live, and one of its completions is current; the copy is not current, so
+            // nothing else uses it.
+            unsafe { state.held.as_mut().copy(state.raw) };
         }
         self.end();
-        self.own.phase = Phase::Held;
-        self.series = 0;
+        self.state.phase = Phase::Held;
+        self.unsignaled_left = 0;
     }
 
-    /// Ends a poll that a forgotten cursor has left open, or a look whose poll never came.
-    pub(super) fn abandon(&mut self) {
-        if matches!(self.own.phase, Phase::Fresh | Phase::Open) {
+    /// Ends a poll left open by a leaked cursor, or by a refill without a cursor.
+    pub(super) fn end_abandoned(&mut self) {
+        if matches!(self.state.phase, Phase::Fresh | Phase::Open) {
             self.end();
         }
     }
 
-    /// Starts a poll, if nothing is left.
+    /// Starts a poll, if nothing is left to yield.
     #[inline(always)]
     pub(super) fn start(&mut self) -> Result<(), CompletionQueueError> {
-        if self.own.phase != Phase::Closed && self.go_on() {
+        if self.state.phase != Phase::Closed && self.resume_previous() {
             return Ok(());
         }
-        self.settle();
+        self.sync_table();
         // SAFETY: the queue is live, and has no open poll.
-        let result = unsafe { inline::start_poll(self.own.raw) };
+        let result = unsafe { inline::start_poll(self.state.raw) };
         if result != 0 {
             return self.not_started(result);
         }
         self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
-        // Last, so that whoever begins to go through it at once need not look what it is.
-        self.own.current = self.own.raw;
-        self.own.phase = Phase::Fresh;
+        // Written last, so that a cursor created right after needs no check of which object is
+        // current.
+        self.state.current = self.state.raw;
+        self.state.phase = Phase::Fresh;
         Ok(())
     }
 
-    /// Goes on with what an earlier poll has left. False when that is nothing.
+    /// Resumes what an earlier poll has left. False when nothing is left.
     #[cold]
     #[inline(never)]
-    fn go_on(&mut self) -> bool {
-        if self.own.phase == Phase::Open {
-            // Its cursor has been forgotten.
-            if self.series == 0 {
+    fn resume_previous(&mut self) -> bool {
+        if self.state.phase == Phase::Open {
+            // Its cursor was leaked (mem::forget).
+            if self.unsignaled_left == 0 {
                 self.end();
                 return false;
             }
-            self.hold();
+            self.hold_current();
         }
-        if self.own.phase == Phase::Held {
-            // What it begins with.
-            self.own.current = self.own.held.as_ptr().cast();
-            self.own.phase = Phase::Fresh;
+        if self.state.phase == Phase::Held {
+            // The next poll begins with the copy.
+            self.state.current = self.state.held.as_ptr().cast();
+            self.state.phase = Phase::Fresh;
         }
         true
     }
 
-    /// The queue is empty, or has failed.
+    /// The queue is empty, or polling failed.
     #[inline(always)]
     fn not_started(&mut self, result: i32) -> Result<(), CompletionQueueError> {
         if result != ENOENT {
             return Err(self.failed("ibv_start_poll", result));
         }
-        if let Some(result) = self.own.failure.take() {
+        if let Some(result) = self.state.failure.take() {
             return Err(self.failed("ibv_next_poll", result));
         }
-        if self.settling {
-            self.drained(true);
+        if self.drain_pending {
+            self.on_empty(true);
         }
         Ok(())
     }
 
-    /// The call for the next completion has failed, or has found none since queue pairs have gone.
+    /// ibv_next_poll failed, or found the queue empty while `drain_pending` is set.
     #[cold]
-    fn nothing_more(&mut self, result: i32, cq: *mut sys::ibv_cq_ex) {
+    fn on_poll_end(&mut self, result: i32, cq: *mut sys::ibv_cq_ex) {
         if result != ENOENT {
-            self.own.failure = Some(result);
-        } else if cq == self.own.raw {
-            self.drained(true);
+            self.state.failure = Some(result);
+        } else if cq == self.state.raw {
+            self.on_empty(true);
         }
     }
 
@@ -180,21 +184,21 @@ impl Poller<Extended> {
         if result == 0 {
             return true;
         }
-        if result != ENOENT || self.settling {
-            self.nothing_more(result, cq);
+        if result != ENOENT || self.drain_pending {
+            self.on_poll_end(result, cq);
         }
         self.end();
         false
     }
 }
 
-/// Goes through the completions of a poll, and ends it when dropped.
+/// Walks the completions of a poll, and ends it when dropped.
 pub struct ExtendedCursor<'a> {
     poller: &'a mut Poller<Extended>,
-    /// What has the current completion.
     cq: *mut sys::ibv_cq_ex,
-    spot: Spot,
-    /// How many completions, the current one among them, may be those of the ring's next requests, one by one, and may be looked at by this poll: a *run*.
+    next: RingCursor,
+    /// The length of the current *run*: how many completions, the current one included, may confirm
+    /// the ring's next requests one by one and may be read by this poll.
     left: u64,
 }
 
@@ -202,8 +206,8 @@ impl<'a> ExtendedCursor<'a> {
     #[inline(always)]
     pub(super) fn new(poller: &'a mut Poller<Extended>) -> Self {
         Self {
-            cq: poller.own.current,
-            spot: Spot::NOWHERE,
+            cq: poller.state.current,
+            next: RingCursor::NONE,
             left: 1,
             poller,
         }
@@ -213,37 +217,38 @@ impl<'a> ExtendedCursor<'a> {
 impl Cursor<Extended> for ExtendedCursor<'_> {
     #[inline(always)]
     fn begin(&mut self) -> bool {
-        if self.poller.own.phase == Phase::Closed {
+        if self.poller.state.phase == Phase::Closed {
             return false;
         }
-        self.poller.own.phase = Phase::Open;
-        let (spot, in_flight) = Spot::last_of(self.poller);
+        self.poller.state.phase = Phase::Open;
+        let (next, in_flight) = RingCursor::of_last_ring(self.poller);
         let run = in_flight.min(BATCH as u64);
         if run != 0 {
-            (self.spot, self.left) = (spot, run);
+            (self.next, self.left) = (next, run);
         }
-        self.poller.own.budget = BATCH as u64 - self.left;
+        self.poller.state.budget = BATCH as u64 - self.left;
         true
     }
 
     #[inline(always)]
     fn advance(&mut self) -> Option<Buffers> {
         // SAFETY: live, and one of its completions is current.
-        if unsafe { (*self.cq).wr_id } == self.spot.expected {
-            // The commonest: the completion of the very next request.
-            // SAFETY: in a run, it is in flight.
-            Some(unsafe { self.spot.take() })
-        } else if self.poller.series > 1
-            // SAFETY: we are the poller, and in a series the next request is in flight.
-            && unsafe { self.spot.has_buffers() }
+        if unsafe { (*self.cq).wr_id } == self.next.expected {
+            // Fast path: the completion of the very next request. SAFETY: in a run, it is in
+            // flight.
+            Some(unsafe { self.next.take() })
+        } else if self.poller.unsignaled_left > 1
+            // SAFETY: this is the poller, and with `unsignaled_left` > 1 the next request is in
+            // flight.
+            && unsafe { self.next.has_buffers() }
         {
             // SAFETY: the current completion confirms it.
-            let buffers = unsafe { self.spot.take() };
-            self.poller.series -= 1;
+            let buffers = unsafe { self.next.take() };
+            self.poller.unsignaled_left -= 1;
             Some(buffers)
         } else {
             let buffers;
-            (self.spot, self.left, buffers) = locate(self.poller, self.cq, self.left);
+            (self.next, self.left, buffers) = locate(self.poller, self.cq, self.left);
             buffers
         }
     }
@@ -255,84 +260,85 @@ impl Cursor<Extended> for ExtendedCursor<'_> {
             current: PhantomData,
         };
         // SAFETY: by contract.
-        (entry, unsafe { self.spot.retire() })
+        (entry, unsafe { self.next.retire() })
     }
 
     #[inline(always)]
-    fn follow(&mut self) -> bool {
+    fn step(&mut self) -> bool {
         self.left -= 1;
         if self.left == 0 {
-            if self.poller.series != 0 {
-                // The current one confirms others.
+            if self.poller.unsignaled_left != 0 {
                 self.left = 1;
                 return true;
             }
-            // The next one is looked up.
+            // The run is over: the next completion is located through the table.
             self.left = 1;
-            self.spot.expect_none();
-            if self.poller.own.budget == 0 {
+            self.next.expect_none();
+            if self.poller.state.budget == 0 {
                 self.poller.end();
                 return false;
             }
-            self.poller.own.budget -= 1;
+            self.poller.state.budget -= 1;
         }
         self.poller.next_poll(self.cq)
     }
 
     #[inline(always)]
     fn resume(&mut self) -> bool {
-        match self.poller.own.phase {
+        match self.poller.state.phase {
             Phase::Fresh => {
-                self.poller.own.phase = Phase::Open;
-                self.poller.own.budget = BATCH as u64 - self.left;
+                self.poller.state.phase = Phase::Open;
+                self.poller.state.budget = BATCH as u64 - self.left;
                 true
             }
-            Phase::Open => self.follow(),
+            Phase::Open => self.step(),
             Phase::Closed | Phase::Held => false,
         }
     }
 
     #[inline(always)]
-    fn put_down(&mut self) {}
+    fn save_position(&mut self) {}
 }
 
 impl Drop for ExtendedCursor<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        match self.poller.own.phase {
-            Phase::Open if self.poller.series == 0 => self.poller.end(),
-            Phase::Open | Phase::Fresh => self.poller.hold(),
+        match self.poller.state.phase {
+            Phase::Open if self.poller.unsignaled_left == 0 => self.poller.end(),
+            Phase::Open | Phase::Fresh => self.poller.hold_current(),
             Phase::Closed | Phase::Held => {}
         }
     }
 }
 
-/// Takes what the next request has posted, whatever its completion is: goes on to that of a request in flight, if the current one is of none. Ends the poll when there is none. `left` is
+/// Slow path of `advance`: takes the buffers of the next request. Moves on to the completion of a
+/// request in flight if the current one is of none, and ends the poll when there is none. `left` is
 /// the cursor's.
 #[cold]
 #[inline(never)]
-fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> (Spot, u64, Option<Buffers>) {
-    let mut allowed = poller.own.budget + left;
+fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> (RingCursor, u64, Option<Buffers>) {
+    let mut allowed = poller.state.budget + left;
     loop {
-        poller.series = 0;
+        poller.unsignaled_left = 0;
         // SAFETY: live, and one of its completions is current.
         let wr_id = unsafe { (*cq).wr_id };
         // SAFETY: as above.
         let qp_num = || unsafe { (*cq).read_qp_num.map_or(0, |read| read(cq)) };
         if let Some(Confirmed {
             buffers,
-            mut spot,
+            mut next,
             in_flight,
         }) = confirm(poller, wr_id, qp_num)
         {
             let mut run = allowed.min(in_flight);
-            if poller.series != 0 {
-                // No run: the current completion's own request is not to be taken for the only one that it confirms.
-                spot.disguise();
+            if poller.unsignaled_left != 0 {
+                // No run: the current completion's own request must not be taken as the only one
+                // that it confirms.
+                next.hide_wr_id();
                 run = 1;
             }
-            poller.own.budget = allowed - run;
-            return (spot, run, Some(buffers));
+            poller.state.budget = allowed - run;
+            return (next, run, Some(buffers));
         }
         allowed -= 1;
         if allowed == 0 {
@@ -343,18 +349,17 @@ fn locate(poller: &mut Poller<Extended>, cq: *mut sys::ibv_cq_ex, left: u64) -> 
             break;
         }
     }
-    (Spot::NOWHERE, 1, None)
+    (RingCursor::NONE, 1, None)
 }
 
 /// The current completion of a poll.
 #[derive(Clone, Copy)]
 pub struct ExtendedEntry<'a> {
     cq: *mut sys::ibv_cq_ex,
-    /// As long as it is current.
     current: PhantomData<&'a sys::ibv_cq_ex>,
 }
 
-/// What one of the queue's calls says of its current completion; 0 where a device does not have it.
+/// Reads a field of the current completion; 0 where a device lacks the function.
 macro_rules! read {
     ($entry:expr, $call:ident) => {{
         let cq = $entry.cq;
@@ -364,13 +369,13 @@ macro_rules! read {
 }
 
 impl ExtendedEntry<'_> {
-    /// When it completed, by the device's clock, if that was asked for.
+    /// The completion timestamp by the device's clock, if requested at creation.
     pub(crate) fn ticks(self) -> Option<u64> {
         // SAFETY: as in `read`.
         unsafe { (*self.cq).read_completion_ts.map(|read| read(self.cq)) }
     }
 
-    /// When it completed, in nanoseconds of the time of day, if that was asked for.
+    /// The completion timestamp in nanoseconds of wall-clock time, if requested at creation.
     pub(crate) fn wallclock_ns(self) -> Option<u64> {
         // SAFETY: as in `read`.
         unsafe { (*self.cq).read_completion_wallclock_ns.map(|read| read(self.cq)) }
@@ -427,7 +432,7 @@ impl Entry for ExtendedEntry<'_> {
 
     #[inline]
     fn slid(self) -> u16 {
-        // The call gives it room for more, which LIDs of 16 bits don't need.
+        // The function returns 32 bits; LIDs have 16.
         read!(self, read_slid) as u16
     }
 

@@ -1,97 +1,105 @@
-//! The two kinds of completion queue, as types: what is written once for both is generic over them, and compiled for each.
+//! The two kinds of completion queue, as types: shared code is generic over them and compiled for
+//! each.
 
 use doorbell_verbs_sys as sys;
 
 use super::Poller;
 use super::classic::ClassicCursor;
-use super::extended::{Calls, ExtendedCursor, ExtendedEntry};
-use super::spot::Retired;
+use super::extended::{ExtendedCursor, ExtendedEntry, ExtendedPoll};
+use super::ring_cursor::Retired;
 use crate::error::CompletionQueueError;
 use crate::memory::Buffers;
 
-/// A completion queue whose completions are copied out by ibv_poll_cq(3): every device has it.
+/// A completion queue whose completions are copied out by ibv_poll_cq(3). Every device supports it.
+#[doc(alias("ibv_cq", "ibv_create_cq"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Classic {}
 
-/// A completion queue made by ibv_create_cq_ex(3): what a completion says is read only if asked for, and it may say when it came.
+/// A completion queue created by ibv_create_cq_ex(3): the fields of a completion are read on
+/// demand, and completions may carry timestamps.
+#[doc(alias("ibv_cq_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extended {}
 
 /// [`Classic`] or [`Extended`].
-pub trait CqKind: Machinery {}
+pub trait CqKind: PollBackend {}
 
 impl CqKind for Classic {}
 impl CqKind for Extended {}
 
-/// What a kind of queue is to those who poll it.
-pub trait Machinery: Sized + 'static {
-    /// What it is called.
+/// How a kind of queue is polled.
+pub trait PollBackend: Sized + 'static {
+    /// The kind's name, for descriptions.
     const NAME: &'static str;
 
-    /// What of a poller is this kind's own.
-    type Own;
-    /// Goes through the completions that a poll has found.
+    /// The part of the poller that depends on the kind.
+    type PollState;
+    /// The cursor over its completions.
     type Cursor<'a>: Cursor<Self>;
     /// A completion, to be read.
     type Entry<'a>: Entry;
 
-    /// Asks the device for completions, if none are left.
-    fn look(poller: &mut Poller<Self>) -> Result<(), CompletionQueueError>;
+    /// Polls the device if no completion is left to yield.
+    fn refill(poller: &mut Poller<Self>) -> Result<(), CompletionQueueError>;
 
-    /// Whether completions are left that need not be asked for.
-    fn has_found(poller: &Poller<Self>) -> bool;
+    /// Whether completions are left that need no poll of the device.
+    fn has_completions(poller: &Poller<Self>) -> bool;
 
-    /// Begins to go through what is left.
+    /// Starts to walk the completions that are left.
     fn cursor(poller: &mut Poller<Self>) -> Self::Cursor<'_>;
 
-    /// Leaves no poll open.
+    /// Closes an open poll.
     fn close(poller: &mut Poller<Self>);
 }
 
-/// Goes through the completions found. It begins or resumes before each advance.
-pub trait Cursor<Q: Machinery> {
-    /// Begins to go through all. False when there is nothing.
+/// Walks the completions found. `begin` or `resume` comes before each `advance`.
+pub trait Cursor<Q: PollBackend> {
+    /// Starts to walk all completions. False when there are none.
     fn begin(&mut self) -> bool;
 
-    /// Goes on, or begins without knowing how many are wanted. False when there is nothing more.
+    /// Continues, or starts when the caller takes one completion at a time. False when there are no
+    /// more.
     fn resume(&mut self) -> bool;
 
-    /// Takes what the next request has posted. `None` when there is none.
+    /// Takes the buffers of the next request. `None` when there is none.
     fn advance(&mut self) -> Option<Buffers>;
 
-    /// Gives the slot just taken from back to the poster. Returns the completion, and which request it was.
+    /// Gives the slot just taken from back to the poster. Returns the completion, and which request
+    /// it was.
     ///
     /// # Safety
-    /// `advance` has just returned buffers. The completion is not used after the next call of `advance`, or after the cursor is gone; of a [`Classic`] queue, and the request, as
-    /// long as the poller stays borrowed.
+    /// `advance` has just returned buffers. The completion is not used after the next call of
+    /// `advance` or after the cursor is dropped; that of a [`Classic`] queue, and the request, not
+    /// after the poller's borrow ends.
     unsafe fn retire<'a>(&mut self) -> (Q::Entry<'a>, Retired<'a>);
 
-    /// Goes on to the next request. False when there is nothing more.
-    fn follow(&mut self) -> bool;
+    /// Moves to the next request. False when there are no more.
+    fn step(&mut self) -> bool;
 
-    /// Tells the poller how far it has come.
-    fn put_down(&mut self);
+    /// Saves the position in the poller.
+    fn save_position(&mut self);
 }
 
-/// What a completion says (ibv_poll_cq(3)). All but status and slot are valid in one that succeeded only, or as its flags say.
+/// The fields of a work completion (ibv_poll_cq(3)). All but status and slot are valid only in a
+/// successful one, or as its flags say.
 pub trait Entry: Copy {
     /// `ibv_wc_status`.
     fn status(self) -> sys::ibv_wc_status;
-    /// The lower half of its `wr_id`.
+    /// The slot of the request: the lower half of `wr_id`.
     fn slot(self) -> u32;
     /// `ibv_wc_opcode`.
     fn opcode(self) -> sys::ibv_wc_opcode;
-    /// The device's own code for an error.
+    /// The vendor's error code.
     fn vendor_err(self) -> u32;
     /// Bytes received.
     fn byte_len(self) -> u32;
-    /// The immediate data or the key that the peer has invalidated, as it was on the wire.
+    /// The immediate data or the rkey that the peer invalidated, in network byte order.
     fn imm_data(self) -> u32;
-    /// The number of the queue pair that sent a datagram.
+    /// The queue pair number of a datagram's sender.
     fn src_qp(self) -> u32;
     /// `ibv_wc_flags`.
     fn wc_flags(self) -> u32;
-    /// The index of the partition key; `None` where the kind does not tell.
+    /// The P_Key index; `None` where the kind does not report it.
     fn pkey_index(self) -> Option<u16>;
     /// The sender's LID.
     fn slid(self) -> u16;
@@ -101,21 +109,21 @@ pub trait Entry: Copy {
     fn dlid_path_bits(self) -> u8;
 }
 
-impl Machinery for Classic {
+impl PollBackend for Classic {
     const NAME: &'static str = "classic";
 
-    type Own = super::classic::Fetched;
+    type PollState = super::classic::WcBatch;
     type Cursor<'a> = ClassicCursor<'a>;
     type Entry<'a> = &'a sys::ibv_wc;
 
     #[inline(always)]
-    fn look(poller: &mut Poller<Self>) -> Result<(), CompletionQueueError> {
+    fn refill(poller: &mut Poller<Self>) -> Result<(), CompletionQueueError> {
         poller.fetch()
     }
 
     #[inline(always)]
-    fn has_found(poller: &Poller<Self>) -> bool {
-        poller.own.is_left()
+    fn has_completions(poller: &Poller<Self>) -> bool {
+        poller.state.has_unread()
     }
 
     #[inline(always)]
@@ -126,21 +134,21 @@ impl Machinery for Classic {
     fn close(_: &mut Poller<Self>) {}
 }
 
-impl Machinery for Extended {
+impl PollBackend for Extended {
     const NAME: &'static str = "extended";
 
-    type Own = Calls;
+    type PollState = ExtendedPoll;
     type Cursor<'a> = ExtendedCursor<'a>;
     type Entry<'a> = ExtendedEntry<'a>;
 
     #[inline(always)]
-    fn look(poller: &mut Poller<Self>) -> Result<(), CompletionQueueError> {
+    fn refill(poller: &mut Poller<Self>) -> Result<(), CompletionQueueError> {
         poller.start()
     }
 
     #[inline(always)]
-    fn has_found(poller: &Poller<Self>) -> bool {
-        poller.own.is_left()
+    fn has_completions(poller: &Poller<Self>) -> bool {
+        poller.state.has_unread()
     }
 
     #[inline(always)]
@@ -149,7 +157,7 @@ impl Machinery for Extended {
     }
 
     fn close(poller: &mut Poller<Self>) {
-        poller.abandon();
+        poller.end_abandoned();
     }
 }
 

@@ -1,26 +1,31 @@
-//! Completion queues: where all the queue pairs made on one tell what became of their requests.
+//! Completion queues (CQ): all queue pairs created on a CQ report their work completions there.
 //!
-//! The queue itself ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*, [`CompletionQueue`], is unique: it alone takes completions,
-//! and knows by its `table` to which ring each belongs. Queue pairs come and go through a registry behind a lock, which the poller looks at only when it
-//! meets a completion that it does not know, or when told that a queue pair has gone.
+//! The queue ([`CqInner`]) is shared with its queue pairs and outlives them. The *poller*,
+//! [`CompletionQueue`], is unique: it alone takes completions, and its `table` maps each completion
+//! to the ring of its queue pair. Queue pairs attach and detach through a registry behind a lock,
+//! which the poller reads only when it meets an unknown completion or when the registry's changed
+//! flag is set.
 //!
-//! Two kinds of queue (`kind`) are polled each in its way: `classic` by arrays of completions, `extended` by a call for each. What a completion confirms is found in one way for both
-//! (`spot`), and given to users by one type (`poll`). The commonest case, that of the very request which is next on the ring at hand, is one comparison of `wr_id`.
+//! The two kinds of queue (`kind`) are polled differently: `classic` by arrays of work completions
+//! (ibv_poll_cq), `extended` by one call per completion (ibv_start_poll, ibv_next_poll).
+//! `ring_cursor` finds the requests that a completion confirms, for both; `poll` hands them to
+//! users. Fast path: a completion of the request that is next on the ring used last costs one
+//! comparison of `wr_id`.
 
 mod any;
 mod classic;
+mod create;
 mod describe;
 mod extended;
-mod held;
+mod held_completion;
 mod kind;
-mod make;
-mod members;
+mod locked_registry;
 #[cfg(all(test, doorbell_loom))]
 mod model;
 mod poll;
+mod ring_cursor;
 mod shared;
 mod size;
-mod spot;
 mod table;
 mod wait;
 
@@ -31,14 +36,14 @@ use std::sync::Arc;
 use doorbell_verbs_sys as sys;
 
 pub use any::BestCompletionQueue;
+pub use create::ExtendedCompletionQueueBuilder;
 pub use describe::CompletionQueueDescription;
 pub(crate) use kind::Entry;
-use kind::Machinery;
+use kind::PollBackend;
 pub use kind::{Classic, CqKind, Extended};
-pub use make::ExtendedCompletionQueueBuilder;
-use members::Members;
+use locked_registry::LockedRegistry;
 pub use poll::Completions;
-pub(crate) use spot::Retired;
+pub(crate) use ring_cursor::Retired;
 pub(crate) use table::Attachment;
 use table::{Registry, Table};
 pub use wait::Notify;
@@ -50,50 +55,57 @@ use crate::qp::{QpObject, Queue, Ring};
 use crate::raw::Lender;
 use crate::sync::MutexGuard;
 
-/// How many completions one poll takes at most.
+/// Completions taken by one poll at most.
 const BATCH: usize = 32;
 
-/// A completion queue and the right to poll it (ibv_create_cq(3); IBTA vol 1, 10.2.6). It is not `Clone`: a queue has one poller.
+/// A completion queue and the right to poll it (ibv_create_cq(3); IBTA vol 1, 10.2.6). It is not
+/// `Clone`: a queue has one poller.
 ///
-/// It is [`Classic`], as [`Context::completion_queue`](crate::Context::completion_queue) makes it, or [`Extended`], as
-/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue) does. What is written for `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
+/// It is [`Classic`] when created by
+/// [`Context::completion_queue`](crate::Context::completion_queue), [`Extended`] when created by
+/// [`Context::extended_completion_queue`](crate::Context::extended_completion_queue). Code generic
+/// over `CompletionQueue<Q>` with [`Q: CqKind`](CqKind) serves both.
+#[doc(alias("ibv_cq", "ibv_create_cq", "ibv_destroy_cq"))]
 pub struct CompletionQueue<Q: CqKind = Classic> {
     poller: Poller<Q>,
 }
 
-/// What taking completions changes.
-pub struct Poller<Q: Machinery> {
+/// The state that polling changes.
+pub struct Poller<Q: PollBackend> {
     inner: Arc<CqInner>,
-    own: Q::Own,
+    state: Q::PollState,
     table: Table,
-    /// The ring that was at hand last, and its key, in the upper half: one in the table, or `none`.
+    /// The ring used last: one in the table, or `empty_ring`. `key` is its key, in the upper half.
     ring: *const Ring,
     key: u64,
-    /// 0 when the completion taken last is done with. Else one more than the requests that it confirms, its own not among them, as far as their slots follow one another.
-    series: u64,
+    /// 0 when the completion taken last confirms no more requests. Otherwise 1 plus the number of
+    /// unsignaled requests before its own that it still confirms, counted only as far as their
+    /// slots are contiguous.
+    unsignaled_left: u64,
     /// A ring that nothing is ever posted to.
-    none: Arc<Ring>,
-    /// Entries to be released when the queue is next seen empty: gone queue pairs may have had as many completions in it.
-    draining: u32,
-    /// Whether something is to be done when the queue is next seen empty.
-    settling: bool,
+    empty_ring: Arc<Ring>,
+    /// Entries to release when a poll next finds the queue empty: destroyed queue pairs may have
+    /// had as many completions in it.
+    entries_to_release: u32,
+    /// Whether `on_empty` must run when a poll next finds the queue empty.
+    drain_pending: bool,
 }
 
 /// The queue, as its queue pairs hold it.
 pub(crate) struct CqInner {
     raw: *mut sys::ibv_cq,
     pub(crate) context: ManuallyDrop<Arc<ContextInner>>,
-    /// What its events call it.
+    /// The queue's `cq_context`, by which events name it.
     id: CqId,
-    /// What tells of its completions.
     channel: ManuallyDrop<Option<Arc<ChannelInner>>>,
-    members: Members,
-    /// The thread that has a poll of it open, or 0; of an extended queue alone.
+    registry: LockedRegistry,
+    /// The thread that has a poll open (extended queues only), or 0.
     polled_by: AtomicUsize,
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
+// Sync.
 unsafe impl Send for CqInner {}
 // SAFETY: as above.
 unsafe impl Sync for CqInner {}
@@ -107,24 +119,23 @@ impl CqInner {
         self.registry().capacity()
     }
 
-    /// Whether the calling thread has a poll of it open.
     pub(crate) fn is_polled_here(&self) -> bool {
         self.polled_by.load(Ordering::Relaxed) == this_thread()
     }
 
-    /// Keeps a queue pair that is to be destroyed until the queue is next polled, or gone.
+    /// Defers the destruction of a queue pair until the queue is next polled or dropped.
     #[cold]
     pub(crate) fn postpone(&self, object: QpObject) {
-        self.registry().postpone(object);
-        self.members.tell();
+        self.registry().defer_destroy(object);
+        self.registry.set_changed();
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.members.registry()
+        self.registry.lock()
     }
 }
 
-/// A number that no other thread has now. Never 0.
+/// An identifier that no other live thread has. Never 0.
 #[inline(always)]
 fn this_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
@@ -132,19 +143,19 @@ fn this_thread() -> usize {
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    fn new(inner: CqInner, own: Q::Own) -> Self {
-        let none = Arc::new(Ring::new(1, Queue::Receive, 0));
+    fn new(inner: CqInner, state: Q::PollState) -> Self {
+        let empty_ring = Arc::new(Ring::new(1, Queue::Receive, 0));
         Self {
             poller: Poller {
-                own,
+                state,
                 inner: Arc::new(inner),
                 table: Table::default(),
-                ring: Arc::as_ptr(&none),
-                key: spot::NO_KEY,
-                series: 0,
-                none,
-                draining: 0,
-                settling: false,
+                ring: Arc::as_ptr(&empty_ring),
+                key: ring_cursor::NO_KEY,
+                unsignaled_left: 0,
+                empty_ring,
+                entries_to_release: 0,
+                drain_pending: false,
             },
         }
     }
@@ -153,71 +164,77 @@ impl<Q: CqKind> CompletionQueue<Q> {
         &self.poller.inner
     }
 
-    /// How many entries it has: as many as asked for, or more.
+    /// How many entries the queue has: as many as requested, or more.
+    #[doc(alias = "cqe")]
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner().capacity()
     }
 
-    /// How many of its entries no queue pair has reserved.
+    /// How many entries no queue pair has reserved.
     #[must_use]
     pub fn unreserved(&self) -> u32 {
         self.poller.inner.registry().free()
     }
 
-    /// The requests that have completed (ibv_poll_cq(3)), at most 32 completions and all the unsignalled requests that they confirm, in the order of each
-    /// queue; without blocking.
+    /// Polls for completed requests without blocking (ibv_poll_cq(3)): at most 32 completions, and
+    /// all the unsignaled requests that they confirm, in the order of each queue.
     ///
-    /// Completions that the iterator has not yielded when it is dropped are yielded by the next call. As soon as one is yielded its slot is free: a loop may
-    /// poll and post in turn.
+    /// Completions that the iterator has not yielded when it is dropped are yielded by the next
+    /// call. A yielded request's slot is free at once, so a loop may alternate polling and posting.
     ///
     /// # Errors
     /// When the device cannot be polled any more.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll(&mut self) -> Result<Completions<'_, Q>, CompletionQueueError> {
-        Q::look(&mut self.poller)?;
+        Q::refill(&mut self.poller)?;
         Ok(Completions::new(Q::cursor(&mut self.poller)))
     }
 }
 
-impl<Q: Machinery> Poller<Q> {
-    /// Brings the table up to date, if queue pairs have gone.
+impl<Q: PollBackend> Poller<Q> {
+    /// Brings the table up to date if queue pairs have been destroyed.
     #[inline(always)]
-    fn settle(&mut self) {
-        if self.inner.members.is_told() {
-            self.bury();
+    fn sync_table(&mut self) {
+        if self.inner.registry.has_changed() {
+            self.process_departures();
         }
     }
 
-    /// Drops what queue pairs now gone had in flight, and forgets their rings.
+    /// Drops the buffers that destroyed queue pairs had in flight, and removes their rings from the
+    /// table.
     #[cold]
-    fn bury(&mut self) {
-        self.inner.members.hear();
-        self.destroy_postponed();
-        let (departed, draining) = self.inner.registry().settle(&mut self.table);
-        self.draining += draining;
-        self.settling |= self.draining != 0 || self.table.shared.has_gone();
-        // It may have been one of those.
-        (self.ring, self.key) = (Arc::as_ptr(&self.none), spot::NO_KEY);
+    fn process_departures(&mut self) {
+        self.inner.registry.clear_changed();
+        self.destroy_deferred();
+        let (departed, entries_to_release) = self.inner.registry().apply_changes(&mut self.table);
+        self.entries_to_release += entries_to_release;
+        self.drain_pending |= self.entries_to_release != 0 || self.table.shared.has_detached();
+        // The ring used last may be one of them.
+        (self.ring, self.key) = (Arc::as_ptr(&self.empty_ring), ring_cursor::NO_KEY);
         // Outside the lock: this deregisters memory.
         drop(departed);
     }
 
-    /// Destroys queue pairs that were dropped while this thread had a poll open.
-    fn destroy_postponed(&self) {
-        let postponed = self.inner.registry().take_postponed();
-        // Outside the lock, which this takes.
-        drop(postponed);
+    /// Destroys the queue pairs that were dropped while this thread had a poll open.
+    fn destroy_deferred(&self) {
+        let deferred = self.inner.registry().take_deferred();
+        // Outside the lock, which their destruction takes.
+        drop(deferred);
     }
 
-    /// The queue has been seen empty after queue pairs had gone: none of their completions is left in it, and none is to be yielded when there is `nothing` more.
+    /// A poll found the queue empty after queue pairs were destroyed: no completion of theirs is
+    /// left in it. With `all_yielded`, none is left to be yielded either.
     #[cold]
-    fn drained(&mut self, nothing: bool) {
-        self.inner.registry().release(core::mem::take(&mut self.draining));
-        if nothing {
-            self.table.shared.forget();
+    fn on_empty(&mut self, all_yielded: bool) {
+        self.inner
+            .registry()
+            .release(core::mem::take(&mut self.entries_to_release));
+        if all_yielded {
+            self.table.shared.drop_detached();
         }
-        self.settling = self.table.shared.has_gone();
+        self.drain_pending = self.table.shared.has_detached();
     }
 
     #[cold]
@@ -230,10 +247,10 @@ impl<Q: Machinery> Poller<Q> {
     }
 }
 
-// SAFETY: `ring` is one of the poller's own; the rest is Send and Sync.
-unsafe impl<Q: Machinery<Own: Send>> Send for Poller<Q> {}
+// SAFETY: `ring` points into the poller's own table; the rest is Send and Sync.
+unsafe impl<Q: PollBackend<PollState: Send>> Send for Poller<Q> {}
 // SAFETY: as above; shared access only reads counts.
-unsafe impl<Q: Machinery<Own: Sync>> Sync for Poller<Q> {}
+unsafe impl<Q: PollBackend<PollState: Sync>> Sync for Poller<Q> {}
 
 impl core::fmt::Debug for CqInner {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -253,8 +270,8 @@ impl<Q: CqKind> core::fmt::Debug for CompletionQueue<Q> {
 impl<Q: CqKind> Drop for CompletionQueue<Q> {
     fn drop(&mut self) {
         Q::close(&mut self.poller);
-        self.poller.destroy_postponed();
-        // Rings that never came to the table belong to their queue pairs alone from now on.
+        self.poller.destroy_deferred();
+        // Rings that never reached the table now belong to their queue pairs alone.
         let arrivals = self.poller.inner.registry().close();
         drop(arrivals);
     }
@@ -263,8 +280,8 @@ impl<Q: CqKind> Drop for CompletionQueue<Q> {
 impl Drop for CqInner {
     fn drop(&mut self) {
         if let Some(channel) = &*self.channel {
-            // SAFETY: the queue is live, and was made with this id.
-            unsafe { channel.dismiss(self.id, self.raw) };
+            // SAFETY: the queue is live, and was created with this id.
+            unsafe { channel.ack_and_unregister_cq(self.id, self.raw) };
         }
         let result = match self.lender {
             Some(_) => Ok(()),

@@ -1,11 +1,13 @@
-//! Loom's models of what poster, poller, and the threads that make and drop queue pairs share: the ring of slots, and the registry with its flag. Run by
-//! `cargo xtask sanitize loom`.
+//! Loom models of what the poster, the poller, and the threads that create and destroy queue pairs
+//! share: the ring of slots, and the registry with its flag. Run by `cargo xtask sanitize loom`.
 //!
-//! The device is a counter of completed requests. Where it can be it is read and written *relaxed*: then all order is the ring's own, and a completion whose request the poller
-//! does not see in flight yet is looked at again.
+//! The device is a counter of completed requests. Where possible it is read and written *relaxed*:
+//! then all ordering is the ring's own, and a completion whose request the poller does not see in
+//! flight yet is polled again.
 //!
-//! It cannot be after requests were refused: then `head` has had the same value twice, and only the provider's barriers, before it tells the device of the second and
-//! after it has seen its completion, say which the poller reads. Every provider has them, for the device's sake.
+//! After refused requests that is not possible: `head` has then had the same value twice, and only
+//! the provider's barriers, before the doorbell and after reading the completion, determine which
+//! the poller reads. Every provider has them, for the device's sake.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
@@ -14,19 +16,19 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::members::Members;
-use super::spot::Spot;
+use super::locked_registry::LockedRegistry;
+use super::ring_cursor::RingCursor;
 use super::table::Table;
 use crate::memory::{Buffers, RangePtr};
 use crate::qp::{Queue, Ring};
 
 const KEY: u64 = 7 << 32;
 
-/// What stands for the buffers of a request. It is never looked into.
+/// Stands for the buffers of a request. It is never dereferenced.
 fn token(number: u64) -> Buffers {
     let address = NonZeroUsize::new(8 * (number as usize + 1)).unwrap();
     let pointer: RangePtr = NonNull::without_provenance(address);
-    // SAFETY: never dropped: `number_of` takes it apart.
+    // SAFETY: never dropped: `number_of` consumes it.
     unsafe { Buffers::from_head(Some(pointer)) }
 }
 
@@ -37,18 +39,16 @@ fn number_of(buffers: Buffers) -> Option<u64> {
 
 struct Model {
     ring: Ring,
-    /// How many requests the device has completed.
     completed: AtomicU64,
-    /// How that is written, and read.
+    /// The orderings by which `completed` is written and read.
     barriers: (Ordering, Ordering),
 }
 
-/// A device whose provider orders nothing.
 const NONE: (Ordering, Ordering) = (Ordering::Relaxed, Ordering::Relaxed);
-/// One whose provider has barriers.
 const PROVIDERS: (Ordering, Ordering) = (Ordering::Release, Ordering::Acquire);
 
-/// Runs a model through all orders with at most three preemptions: what is wrong shows with fewer (CHESS, Musuvathi and Qadeer 2007).
+/// Explores all interleavings with at most three preemptions: most bugs show with fewer (CHESS,
+/// Musuvathi and Qadeer 2007).
 fn explore(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -64,7 +64,7 @@ impl Model {
         })
     }
 
-    /// Poster: waits until `position` is a free slot's, and puts the buffers `number` there.
+    /// Poster: waits until the slot of `position` is free, and puts the buffers `number` there.
     fn stage(&self, position: u64, number: u64) {
         while position == self.ring.retired() + u64::from(self.ring.depth()) {
             thread::yield_now();
@@ -74,12 +74,11 @@ impl Model {
         unsafe { (*self.ring.slots().add(slot).as_ptr()).set(token(number).into_head()) };
     }
 
-    /// The device completes all below `position`.
     fn complete(&self, position: u64) {
         self.completed.store(position, self.barriers.0);
     }
 
-    /// Poller: retires `count` requests as they complete, and says what they had posted.
+    /// Poller: retires `count` requests as they complete, and returns their buffers.
     fn poll(&self, count: u64) -> Vec<Option<u64>> {
         let ring = &self.ring;
         let mut numbers = Vec::new();
@@ -94,12 +93,12 @@ impl Model {
                 continue;
             };
             for _ in 0..=before {
-                let (mut spot, in_flight) = Spot::of(ring, KEY, ring.tail());
+                let (mut next, in_flight) = RingCursor::at(ring, KEY, ring.tail());
                 assert_ne!(in_flight, 0);
-                // SAFETY: this thread alone polls; the request is in flight, and confirmed.
-                numbers.push(number_of(unsafe { spot.take() }));
+                // SAFETY: only this thread polls; the request is in flight, and confirmed.
+                numbers.push(number_of(unsafe { next.take() }));
                 // SAFETY: just taken; the ring outlives this call.
-                unsafe { spot.retire() };
+                unsafe { next.retire() };
             }
         }
         numbers
@@ -125,7 +124,7 @@ fn slots_go_round_between_poster_and_poller() {
 }
 
 #[test]
-fn what_the_device_refuses_is_taken_back_while_the_poller_retires_the_rest() {
+fn refused_requests_are_reclaimed_while_the_poller_retires_the_rest() {
     explore(|| {
         let model = Model::new(2, PROVIDERS);
         let poster = Arc::clone(&model);
@@ -134,10 +133,10 @@ fn what_the_device_refuses_is_taken_back_while_the_poller_retires_the_rest() {
             poster.stage(0, 0);
             poster.stage(1, 10);
             ring.publish(2);
-            // The device takes the first, completes it at once, and refuses the second.
+            // The device accepts the first, completes it at once, and refuses the second.
             poster.complete(1);
             ring.publish(1);
-            // SAFETY: this thread is the poster; what it put there was not taken by the device.
+            // SAFETY: this thread is the poster; the device did not accept what it put there.
             assert_eq!(number_of(unsafe { ring.take_back(1) }), Some(10));
             for number in 1..3 {
                 poster.stage(number, number);
@@ -153,33 +152,33 @@ fn what_the_device_refuses_is_taken_back_while_the_poller_retires_the_rest() {
 #[test]
 fn a_departure_is_never_overlooked() {
     explore(|| {
-        let members = Arc::new(Members::new(4));
+        let registry = Arc::new(LockedRegistry::new(4));
         let rings: Vec<_> = (0..2).map(|tag| Arc::new(Ring::new(2, Queue::Send, tag))).collect();
         let leaving: Vec<_> = rings
             .iter()
             .map(|ring| {
-                let (members, ring) = (Arc::clone(&members), Arc::clone(ring));
-                let key = members.enlist(&ring).unwrap();
-                thread::spawn(move || members.strike(key, &ring))
+                let (registry, ring) = (Arc::clone(&registry), Arc::clone(ring));
+                let key = registry.attach(&ring).unwrap();
+                thread::spawn(move || registry.detach(key, &ring))
             })
             .collect();
         let mut table = Table::default();
-        let mut buried = 0;
-        let mut look = || {
-            if members.is_told() {
-                members.hear();
-                let (gone, left) = members.registry().settle(&mut table);
+        let mut departed = 0;
+        let mut poll_registry = || {
+            if registry.has_changed() {
+                registry.clear_changed();
+                let (gone, left) = registry.lock().apply_changes(&mut table);
                 assert_eq!(left, 0);
-                buried += gone.len();
+                departed += gone.len();
             }
         };
-        look();
-        look();
+        poll_registry();
+        poll_registry();
         for thread in leaving {
             thread.join().unwrap();
         }
-        // Whatever was seen before: the last look finds all that is left.
-        look();
-        assert_eq!((buried, members.registry().free()), (2, 4));
+        // The last poll finds whatever the earlier ones have not.
+        poll_registry();
+        assert_eq!((departed, registry.lock().free()), (2, 4));
     });
 }

@@ -1,4 +1,5 @@
-//! Taking completions: each confirms its own request and the unsignalled ones before it.
+//! Taking completions: each confirms its own request and the unsignaled ones before it (selective
+//! signaling).
 
 use core::convert::Infallible;
 use core::ops::ControlFlow;
@@ -6,11 +7,14 @@ use core::ops::ControlFlow;
 use super::kind::{Classic, CqKind, Cursor};
 use crate::wr::completion::Completion;
 
-/// The requests that one [`poll`](super::CompletionQueue::poll) has found completed (ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
+/// The completed requests that one [`poll`](super::CompletionQueue::poll) found (ibv_poll_cq(3);
+/// IBTA vol 1, 11.4.2.1).
 ///
-/// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest way through them: all that they carry from one request to the next stays in
-/// registers. They do for both kinds of queue, as does [`next_completion`](Self::next_completion). Those of a classic queue are an iterator besides, and may be collected; one
-/// of an extended queue can be read only until the next is asked for.
+/// [`for_each`](Self::for_each) and [`try_for_each`](Self::try_for_each) are the fastest: their
+/// loop state stays in registers. They and [`next_completion`](Self::next_completion) work for both
+/// kinds of queue. Completions of a classic queue are also an iterator, and may be collected; one
+/// of an extended queue can be read only until the next is taken.
+#[doc(alias("ibv_poll_cq", "ibv_start_poll", "ibv_next_poll", "ibv_end_poll"))]
 pub struct Completions<'a, Q: CqKind = Classic> {
     cursor: Q::Cursor<'a>,
 }
@@ -21,7 +25,7 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         Self { cursor }
     }
 
-    /// Calls `each` with every request that has completed.
+    /// Calls `each` with every completed request.
     #[inline]
     pub fn for_each(self, mut each: impl FnMut(Completion<'_, Q>)) {
         let ControlFlow::Continue(()) = self.drive(|done| -> ControlFlow<Infallible> {
@@ -30,10 +34,11 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         });
     }
 
-    /// Calls `each` with every request that has completed, up to the first for which it fails; the next poll yields those after it.
+    /// Calls `each` with every completed request, up to the first for which it fails; the next poll
+    /// yields those after it.
     ///
     /// # Errors
-    /// That of `each`.
+    /// Those of `each`.
     #[inline]
     pub fn try_for_each<E>(self, mut each: impl FnMut(Completion<'_, Q>) -> Result<(), E>) -> Result<(), E> {
         let flow = self.drive(|done| match each(done) {
@@ -46,44 +51,47 @@ impl<'a, Q: CqKind> Completions<'a, Q> {
         }
     }
 
-    /// The next request that has completed. To be done with before the one after it is asked for, which `while let` sees to.
+    /// The next completed request. It must be dropped before the one after it is taken, which
+    /// `while let` ensures.
+    #[doc(alias = "ibv_next_poll")]
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion<'_, Q>> {
         if !self.cursor.resume() {
             return None;
         }
         let Some(buffers) = self.cursor.advance() else {
-            self.cursor.put_down();
+            self.cursor.save_position();
             return None;
         };
         // SAFETY: just returned; the completion borrows `self`, and with it the cursor.
         let (entry, retired) = unsafe { self.cursor.retire() };
-        self.cursor.put_down();
+        self.cursor.save_position();
         Some(Completion::new(entry, retired, buffers))
     }
 
-    /// Gives every request that has completed to `each`, until that breaks off. It is called in one place, so that it is compiled into the loop.
+    /// Calls `each` with every completed request, until it breaks. It has one call site of `each`,
+    /// so that it is inlined into the loop.
     #[inline(always)]
     fn drive<B>(self, mut each: impl FnMut(Completion<'_, Q>) -> ControlFlow<B>) -> ControlFlow<B> {
-        let mut going = Going::<Q>(self.cursor);
-        let mut more = going.0.begin();
-        while more && let Some(buffers) = going.0.advance() {
-            // SAFETY: just returned; `each` gets it for any lifetime, so it cannot keep it.
-            let (entry, retired) = unsafe { going.0.retire() };
+        let mut guard = DriveGuard::<Q>(self.cursor);
+        let mut more = guard.0.begin();
+        while more && let Some(buffers) = guard.0.advance() {
+            // SAFETY: just returned; `each` accepts any lifetime, so it cannot keep the completion.
+            let (entry, retired) = unsafe { guard.0.retire() };
             each(Completion::new(entry, retired, buffers))?;
-            more = going.0.follow();
+            more = guard.0.step();
         }
         ControlFlow::Continue(())
     }
 }
 
-/// Completions on their way: tells the poller how far they came when it is over, be it by an unwinding panic.
-struct Going<'a, Q: CqKind>(Q::Cursor<'a>);
+/// Saves the position when the loop ends, also by an unwinding panic.
+struct DriveGuard<'a, Q: CqKind>(Q::Cursor<'a>);
 
-impl<Q: CqKind> Drop for Going<'_, Q> {
+impl<Q: CqKind> Drop for DriveGuard<'_, Q> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.put_down();
+        self.0.save_position();
     }
 }
 
@@ -98,7 +106,7 @@ impl<'a> Iterator for Completions<'a> {
             let (entry, retired) = unsafe { self.cursor.retire() };
             Completion::new(entry, retired, buffers)
         });
-        self.cursor.put_down();
+        self.cursor.save_position();
         done
     }
 }

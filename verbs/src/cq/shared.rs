@@ -1,57 +1,57 @@
-//! Completions of receives that came from a shared receive queue: found by the key of that queue, and attributed to the queue pair that took the receive.
+//! Completions of receives that came from a shared receive queue (SRQ): found by the key of that
+//! queue, and attributed to the queue pair that consumed the receive.
 //!
-//! Such a completion's `wr_id` names the shared receive queue and the slot; which queue pair took it says its `qp_num`. The queue pair's own ring of receives has no
-//! room, and stands for its number and tag; the completion counts in it.
+//! Such a completion's `wr_id` names the SRQ and the slot; its `qp_num` names the queue pair. The
+//! queue pair's own receive ring has no slots and only stands for its number and tag; the
+//! completion counts in it.
 
 use std::sync::Arc;
 
-use super::kind::Machinery;
-use super::spot::{Confirmed, Spot, unexpected};
+use super::kind::PollBackend;
+use super::ring_cursor::{Confirmed, RingCursor, report_unexpected};
 use super::{CqInner, Poller};
 use crate::qp::{Queue, Ring};
-use crate::srq::{Returns, SHARED_KEY};
+use crate::srq::{ReturnRing, SHARED_KEY};
 
-/// What the poller knows of shared receive queues, and of the queue pairs on them.
+/// The shared receive queues that the poller knows, and the queue pairs on them.
 #[derive(Default)]
 pub(super) struct SharedTable {
-    returns: Vec<Arc<Returns>>,
-    /// The rings of queue pairs that have had such completions, by number.
+    returns: Vec<Arc<ReturnRing>>,
+    /// The rings of queue pairs that have had such completions, by queue pair number.
     members: Vec<(u32, Arc<Ring>)>,
-    /// Of what is gone: completions may be left of it until the queue has been seen empty.
-    gone_returns: Vec<Arc<Returns>>,
-    gone_members: Vec<Arc<Ring>>,
+    /// Detached ones: completions of theirs may be left until a poll finds the queue empty.
+    detached_returns: Vec<Arc<ReturnRing>>,
+    detached_members: Vec<Arc<Ring>>,
 }
 
 impl SharedTable {
-    pub(super) fn insert(&mut self, returns: Arc<Returns>) {
+    pub(super) fn insert(&mut self, returns: Arc<ReturnRing>) {
         self.returns.push(returns);
     }
 
-    /// The last queue pair that shares both queues is gone.
-    pub(super) fn retire(&mut self, returns: Arc<Returns>) {
-        self.gone_returns.push(returns);
+    pub(super) fn detach(&mut self, returns: Arc<ReturnRing>) {
+        self.detached_returns.push(returns);
     }
 
-    /// A queue pair with this ring is gone.
-    pub(super) fn retire_member(&mut self, ring: Arc<Ring>) {
+    pub(super) fn detach_member(&mut self, ring: Arc<Ring>) {
         self.members.retain(|(_, member)| !Arc::ptr_eq(member, &ring));
-        self.gone_members.push(ring);
+        self.detached_members.push(ring);
     }
 
-    /// Whether anything is to be forgotten when the queue is next seen empty.
-    pub(super) fn has_gone(&self) -> bool {
-        !(self.gone_returns.is_empty() && self.gone_members.is_empty())
+    /// Whether detached entries are to be removed when a poll next finds the queue empty.
+    pub(super) fn has_detached(&self) -> bool {
+        !(self.detached_returns.is_empty() && self.detached_members.is_empty())
     }
 
-    /// The queue is empty, and what was in it has been yielded.
-    pub(super) fn forget(&mut self) {
-        let gone = core::mem::take(&mut self.gone_returns);
+    /// The queue is empty, and all its completions have been yielded.
+    pub(super) fn drop_detached(&mut self) {
+        let detached = core::mem::take(&mut self.detached_returns);
         self.returns
-            .retain(|returns| !gone.iter().any(|gone| Arc::ptr_eq(returns, gone)));
-        self.gone_members.clear();
+            .retain(|returns| !detached.iter().any(|detached| Arc::ptr_eq(returns, detached)));
+        self.detached_members.clear();
     }
 
-    fn returns(&self, key: u32) -> Option<&Arc<Returns>> {
+    fn returns(&self, key: u32) -> Option<&Arc<ReturnRing>> {
         self.returns.iter().find(|returns| returns.key() == key)
     }
 
@@ -60,86 +60,86 @@ impl SharedTable {
         self.members.get(at).map(|(_, ring)| ring)
     }
 
-    fn remember(&mut self, qpn: u32, ring: &Arc<Ring>) {
+    fn insert_member(&mut self, qpn: u32, ring: &Arc<Ring>) {
         if let Err(at) = self.members.binary_search_by_key(&qpn, |(number, _)| *number) {
             self.members.insert(at, (qpn, Arc::clone(ring)));
         }
     }
 
-    fn gone_member(&self, qpn: u32) -> Option<&Arc<Ring>> {
-        self.gone_members.iter().find(|ring| ring.qpn().get() == qpn)
+    fn detached_member(&self, qpn: u32) -> Option<&Arc<Ring>> {
+        self.detached_members.iter().find(|ring| ring.qpn().get() == qpn)
     }
 }
 
-/// Whether a ring is that of a queue pair without receives of its own.
+/// Whether a ring is that of a queue pair which receives from an SRQ.
 pub(super) fn is_member(ring: &Ring) -> bool {
     ring.queue() == Queue::Receive && ring.depth() == 0
 }
 
-/// Whether a completion with this key is of a shared receive queue.
 #[inline(always)]
 pub(super) fn is_shared(key: u64) -> bool {
     key & (u64::from(SHARED_KEY) << 32) != 0
 }
 
-/// As [`spot::confirm`](super::spot::confirm), of such a completion: it confirms its own request alone, whose slot goes back to the poster.
-pub(super) fn confirm<Q: Machinery>(poller: &mut Poller<Q>, wr_id: u64, qp_num: u32) -> Option<Confirmed> {
+/// As [`ring_cursor::confirm`](super::ring_cursor::confirm), for such a completion: it confirms its
+/// own request alone, whose slot returns to the poster.
+pub(super) fn confirm<Q: PollBackend>(poller: &mut Poller<Q>, wr_id: u64, qp_num: u32) -> Option<Confirmed> {
     let (key, slot) = ((wr_id >> 32) as u32, wr_id as u32);
     if poller.table.shared.returns(key).is_none() {
-        poller.inner.registry().welcome(&mut poller.table);
+        poller.inner.registry().add_arrivals(&mut poller.table);
     }
     let returns = poller.table.shared.returns(key)?;
-    // SAFETY: we are the poller of this queue, and this is the completion.
+    // SAFETY: this is the poller of this queue, and this is the completion.
     let Some(buffers) = (unsafe { returns.retire(slot) }) else {
-        unexpected(wr_id, returns.unknown());
+        report_unexpected(wr_id, returns.unknown_qp());
         return None;
     };
-    let unknown = core::ptr::from_ref(returns.unknown());
+    let unknown = core::ptr::from_ref(returns.unknown_qp());
     let ring = member(poller, qp_num).unwrap_or(unknown);
-    poller.series = 0;
+    poller.unsignaled_left = 0;
     Some(Confirmed {
         buffers,
-        // SAFETY: in the poller's table, or of what is in it.
-        spot: Spot::alone(unsafe { &*ring }),
+        // SAFETY: in the poller's table, or kept by an entry of it.
+        next: RingCursor::for_shared_receive(unsafe { &*ring }),
         in_flight: 1,
     })
 }
 
 #[inline(always)]
-fn member<Q: Machinery>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
+fn member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
     match poller.table.shared.member(qpn) {
         Some(ring) => Some(Arc::as_ptr(ring)),
-        None => look_for_member(poller, qpn),
+        None => find_member(poller, qpn),
     }
 }
 
-/// Looks for a queue pair whose first such completion this is, and then among those that are gone.
+/// Finds a queue pair whose first such completion this is, among the arrivals and then among the
+/// detached.
 #[cold]
 #[inline(never)]
-fn look_for_member<Q: Machinery>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
-    poller.inner.registry().welcome(&mut poller.table);
+fn find_member<Q: PollBackend>(poller: &mut Poller<Q>, qpn: u32) -> Option<*const Ring> {
+    poller.inner.registry().add_arrivals(&mut poller.table);
     let table = &mut poller.table;
     let is_it = |ring: &&Arc<Ring>| is_member(ring) && ring.qpn().get() == qpn;
     if let Some(ring) = table.entries.iter().flatten().map(|(_, ring)| ring).find(is_it) {
-        table.shared.remember(qpn, ring);
+        table.shared.insert_member(qpn, ring);
         return Some(Arc::as_ptr(ring));
     }
-    table.shared.gone_member(qpn).map(Arc::as_ptr)
+    table.shared.detached_member(qpn).map(Arc::as_ptr)
 }
 
 impl CqInner {
-    /// Reserves `entries` for a shared receive queue, whose slots go back by `returns`.
-    ///
-    /// # Errors
-    /// How many there are, when they are too few.
-    pub(crate) fn enlist_shared(&self, entries: u32, returns: &Arc<Returns>) -> Result<(), u32> {
-        self.registry().enlist_shared(entries, Arc::clone(returns))
+    /// Reserves `entries` for an SRQ, whose slots return through `returns`. Err: the number of free
+    /// entries.
+    pub(crate) fn attach_srq(&self, entries: u32, returns: &Arc<ReturnRing>) -> Result<(), u32> {
+        self.registry().attach_srq(entries, Arc::clone(returns))
     }
 
-    /// The last queue pair that shares both queues has been destroyed; as many completions may be left.
-    pub(crate) fn strike_shared(&self, entries: u32, returns: Arc<Returns>) {
-        if self.registry().strike_shared(entries, returns) {
-            self.members.tell();
+    /// The last queue pair that shares both queues has been destroyed; as many as `entries`
+    /// completions may be left.
+    pub(crate) fn detach_srq(&self, entries: u32, returns: Arc<ReturnRing>) {
+        if self.registry().detach_srq(entries, returns) {
+            self.registry.set_changed();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How many entries a queue has, and how often it interrupts.
+//! The number of entries of a queue, and its interrupt moderation.
 
 use core::ffi::c_int;
 
@@ -8,7 +8,7 @@ use super::{CompletionQueue, CqKind};
 use crate::context::ContextInner;
 use crate::error::{CompletionQueueError, check};
 
-/// A number of entries as verbs take it.
+/// The number of entries as verbs take it.
 pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, CompletionQueueError> {
     let max = context.attr.max_cqe;
     match i32::try_from(entries).ok().filter(|_| entries <= max) {
@@ -22,14 +22,17 @@ pub(super) fn checked(context: &ContextInner, entries: u32) -> Result<c_int, Com
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    /// Changes how many entries it has, to `entries` or more (ibv_resize_cq(3), IBTA vol 1, 11.2.8.3). Queue pairs may work on it meanwhile.
+    /// Changes the number of entries to `entries` or more (ibv_resize_cq(3), IBTA vol 1, 11.2.8.3).
+    /// Queue pairs may work on the queue meanwhile.
     ///
     /// # Errors
-    /// When its queue pairs have reserved more than that, the device has no queues as large, or cannot resize them. The queue is as it was then.
+    /// When its queue pairs have reserved more than that, the device has no queues as large, or
+    /// cannot resize them. The queue is then unchanged.
+    #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<(), CompletionQueueError> {
         let context = &self.inner().context;
         let cqe = checked(context, entries)?;
-        // Held throughout, so that no queue pair reserves what is about to go.
+        // Locked throughout, so that no queue pair reserves entries that are about to be removed.
         let mut registry = self.inner().registry();
         let reserved = registry.reserved();
         if entries < reserved {
@@ -39,24 +42,27 @@ impl<Q: CqKind> CompletionQueue<Q> {
                 reserved,
             });
         }
-        // SAFETY: the queue is live; nobody else polls or resizes it, by `&mut self`.
+        // SAFETY: the queue is live; nothing else polls or resizes it, by `&mut self`.
         let result = unsafe { (context.api.resize_cq)(self.inner().raw, cqe) };
         check(result).map_err(|error| CompletionQueueError::Resize {
             device: context.name.clone(),
             entries,
             error,
         })?;
-        // SAFETY: live; written by making and resizing alone, which is over.
+        // SAFETY: live; written only by creation and resizing, which have returned.
         let capacity = unsafe { (*self.inner().raw).cqe };
         registry.resized(u32::try_from(capacity).unwrap_or(entries));
         Ok(())
     }
 
-    /// Has the device gather completions before it makes an event of them: until there are `count`, or the oldest is `period_us` microseconds old
-    /// (ibv_modify_cq(3)). 0 and 0 is no moderation, as at the beginning. What a poll finds does not change.
+    /// Moderates completion events: the device raises an event only when `count` completions are
+    /// there or the oldest is `period_us` microseconds old (ibv_modify_cq(3)). 0 and 0, the
+    /// default, is no moderation. Polling is not affected.
     ///
     /// # Errors
-    /// When the device has no moderation (an error of kind [`Unsupported`](std::io::ErrorKind::Unsupported)), or not as much.
+    /// When the device has no moderation (an error of kind
+    /// [`Unsupported`](std::io::ErrorKind::Unsupported)), or not as much.
+    #[doc(alias("ibv_modify_cq", "ibv_moderate_cq", "IBV_CQ_ATTR_MODERATE"))]
     pub fn moderate(&mut self, count: u16, period_us: u16) -> Result<(), CompletionQueueError> {
         let mut attr = sys::ibv_modify_cq_attr {
             attr_mask: sys::IBV_CQ_ATTR_MODERATE,

@@ -1,14 +1,16 @@
-//! Which ring a completion belongs to, and how many entries of the queue are spoken for.
+//! Maps completions to rings, and accounts for the reserved entries of the queue.
 //!
-//! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`: an index into the poller's table, and that index's generation,
-//! so that a completion of a queue pair that is gone is never taken for one of its successor's. The highest bit is that of shared receive queues (see `shared`).
+//! Each ring attached to a completion queue has a *key*, the upper half of its requests' `wr_id`:
+//! an index into the poller's table and that index's generation, so that a completion of a
+//! destroyed queue pair is never taken for one of its successor. The highest bit marks shared
+//! receive queues (see `shared`).
 
 use std::sync::Arc;
 
 use super::CqInner;
 use super::shared::{self, SharedTable};
 use crate::qp::{QpObject, Queue, Ring};
-use crate::srq::{Membership, Returns, SHARED_KEY, SrqInner};
+use crate::srq::{Membership, ReturnRing, SHARED_KEY, SrqInner};
 
 const INDEX_BITS: u32 = 16;
 
@@ -48,29 +50,26 @@ impl Table {
     }
 }
 
-/// Rings, each with its key.
 type Arrivals = Vec<(u32, Arc<Ring>)>;
 
-/// What queue pairs and poller tell each other, behind the queue's lock.
+/// What queue pairs and poller exchange, behind the queue's lock.
 pub(super) struct Registry {
-    /// Entries there are.
     capacity: u32,
-    /// Entries not reserved.
     free: u32,
-    /// The next key of each index that has been used and is free again.
+    /// The next key of each index that was used and is free again.
     vacant: Vec<u32>,
     /// Indices used so far.
     indices: u32,
     /// Rings that the poller has not put in its table yet.
     arrivals: Arrivals,
-    /// Keys of rings whose queue pair is gone, and how many completions each may have left in the queue.
+    /// Keys of rings whose queue pair is destroyed, and how many completions each may have left in
+    /// the queue.
     departures: Vec<(u32, u32)>,
-    /// Queue pairs dropped by the thread that polls, to be destroyed when it has done so.
-    postponed: Vec<QpObject>,
-    /// The same of shared receive queues.
-    shared_arrivals: Vec<Arc<Returns>>,
-    shared_departures: Vec<(Arc<Returns>, u32)>,
-    /// Whether the poller is gone.
+    /// Queue pairs dropped by the thread that polls, to be destroyed when its poll is closed.
+    deferred: Vec<QpObject>,
+    /// The same for shared receive queues.
+    shared_arrivals: Vec<Arc<ReturnRing>>,
+    shared_departures: Vec<(Arc<ReturnRing>, u32)>,
     closed: bool,
 }
 
@@ -83,7 +82,7 @@ impl Registry {
             indices: 0,
             arrivals: Vec::new(),
             departures: Vec::new(),
-            postponed: Vec::new(),
+            deferred: Vec::new(),
             shared_arrivals: Vec::new(),
             shared_departures: Vec::new(),
             closed: false,
@@ -98,12 +97,11 @@ impl Registry {
         self.capacity
     }
 
-    /// Entries reserved.
     pub(super) fn reserved(&self) -> u32 {
         self.capacity - self.free
     }
 
-    /// The queue has `capacity` entries now, no fewer than are reserved.
+    /// Records that the queue now has `capacity` entries, no fewer than are reserved.
     pub(super) fn resized(&mut self, capacity: u32) {
         let reserved = self.reserved();
         (self.capacity, self.free) = (capacity, capacity.saturating_sub(reserved));
@@ -121,7 +119,7 @@ impl Registry {
         Some(self.indices - 1)
     }
 
-    /// Gives the index of `key` back, unless its generations are used up.
+    /// Frees the index of `key`, unless its generations are used up.
     fn free_key(&mut self, key: u32) {
         let next = key + (1 << INDEX_BITS);
         if next < SHARED_KEY {
@@ -129,11 +127,9 @@ impl Registry {
         }
     }
 
-    /// Reserves the entries that `ring` needs, and gives it a key.
-    ///
-    /// # Errors
-    /// How many entries there are, when they are too few.
-    pub(super) fn enlist(&mut self, ring: &Arc<Ring>) -> Result<u32, u32> {
+    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
+    /// entries.
+    pub(super) fn attach(&mut self, ring: &Arc<Ring>) -> Result<u32, u32> {
         if self.free < ring.depth() {
             return Err(self.free);
         }
@@ -143,9 +139,10 @@ impl Registry {
         Ok(key)
     }
 
-    /// The queue pair with this ring has been destroyed. Whether the poller is to be told.
-    pub(super) fn strike(&mut self, key: u32, ring: &Ring) -> bool {
-        // Each request in flight may have a completion in the queue, no other can.
+    /// The queue pair with this ring has been destroyed. Returns whether the poller is to be
+    /// notified.
+    pub(super) fn detach(&mut self, key: u32, ring: &Ring) -> bool {
+        // Only the requests in flight may have a completion in the queue.
         let outstanding = ring.in_flight();
         self.free += ring.depth() - outstanding;
         if self.closed {
@@ -155,8 +152,7 @@ impl Registry {
         true
     }
 
-    /// Moves arrivals into the table.
-    pub(super) fn welcome(&mut self, table: &mut Table) {
+    pub(super) fn add_arrivals(&mut self, table: &mut Table) {
         for (key, ring) in self.arrivals.drain(..) {
             table.insert(key, ring);
         }
@@ -165,43 +161,42 @@ impl Registry {
         }
     }
 
-    /// Brings the table up to date. Returns the rings of queue pairs gone, to be dropped, and how many completions they may have left in the queue.
-    pub(super) fn settle(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
-        self.welcome(table);
+    /// Brings the table up to date. Returns the rings of destroyed queue pairs, to be dropped,
+    /// and how many completions they may have left in the queue.
+    pub(super) fn apply_changes(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
+        self.add_arrivals(table);
         let mut rings = Vec::with_capacity(self.departures.len());
         let mut left = 0;
         for (key, outstanding) in core::mem::take(&mut self.departures) {
             match table.remove(key) {
-                // What it received from a shared receive queue may still be told.
-                Some(ring) if shared::is_member(&ring) => table.shared.retire_member(ring),
+                // Completions of its SRQ receives may still be in the queue.
+                Some(ring) if shared::is_member(&ring) => table.shared.detach_member(ring),
                 ring => rings.extend(ring),
             }
             left += outstanding;
             self.free_key(key);
         }
         for (returns, outstanding) in self.shared_departures.drain(..) {
-            table.shared.retire(returns);
+            table.shared.detach(returns);
             left += outstanding;
         }
         (rings, left)
     }
 
-    /// Makes `entries` available again.
     pub(super) fn release(&mut self, entries: u32) {
         self.free += entries;
     }
 
-    pub(super) fn postpone(&mut self, object: QpObject) {
-        self.postponed.push(object);
+    pub(super) fn defer_destroy(&mut self, object: QpObject) {
+        self.deferred.push(object);
     }
 
-    /// Queue pairs to be destroyed now: dropped by the caller, outside the lock.
-    pub(super) fn take_postponed(&mut self) -> Vec<QpObject> {
-        core::mem::take(&mut self.postponed)
+    /// Queue pairs to destroy now: dropped by the caller, outside the lock.
+    pub(super) fn take_deferred(&mut self) -> Vec<QpObject> {
+        core::mem::take(&mut self.deferred)
     }
 
-    /// Reserves `entries` for a shared receive queue.
-    pub(super) fn enlist_shared(&mut self, entries: u32, returns: Arc<Returns>) -> Result<(), u32> {
+    pub(super) fn attach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> Result<(), u32> {
         if self.free < entries {
             return Err(self.free);
         }
@@ -212,8 +207,9 @@ impl Registry {
         Ok(())
     }
 
-    /// A shared receive queue does not complete here any more; `entries` are to be released when the queue is next seen empty. Whether the poller is to be told.
-    pub(super) fn strike_shared(&mut self, entries: u32, returns: Arc<Returns>) -> bool {
+    /// An SRQ no longer completes here; `entries` are released when a poll next finds the queue
+    /// empty. Returns whether the poller is to be notified.
+    pub(super) fn detach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> bool {
         if self.closed {
             self.free += entries;
             return false;
@@ -222,8 +218,8 @@ impl Registry {
         true
     }
 
-    /// The poller is gone. Gives what it did not know yet, to be dropped.
-    pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<Returns>>) {
+    /// The poller is dropped. Returns the arrivals that it did not know, to be dropped.
+    pub(super) fn close(&mut self) -> (Arrivals, Vec<Arc<ReturnRing>>) {
         self.closed = true;
         let mut shared = core::mem::take(&mut self.shared_arrivals);
         shared.extend(self.shared_departures.drain(..).map(|(returns, _)| returns));
@@ -231,23 +227,21 @@ impl Registry {
     }
 }
 
-/// A ring's place in a completion queue: entries reserved, and a key. Given up when dropped, which is after the queue pair was destroyed.
+/// A ring's attachment to a completion queue: reserved entries, and a key. Released when dropped,
+/// which is after the queue pair was destroyed.
 pub(crate) struct Attachment {
     cq: Arc<CqInner>,
     key: u32,
     ring: Arc<Ring>,
-    /// Of the receives, when they come from a shared receive queue. Given up after the rest.
+    /// The membership of the SRQ that the receives come from, if any. Dropped after the rest.
     membership: Option<Membership>,
 }
 
 impl Attachment {
-    /// Reserves `depth` entries for a new ring.
-    ///
-    /// # Errors
-    /// How many there are, when they are too few.
+    /// Reserves `depth` entries for a new ring. Err: the number of free entries.
     pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, queue: Queue, tag: u64) -> Result<Self, u32> {
         let ring = Arc::new(Ring::new(depth, queue, tag));
-        let key = cq.members.enlist(&ring)?;
+        let key = cq.registry.attach(&ring)?;
         Ok(Self {
             cq: Arc::clone(cq),
             key,
@@ -256,10 +250,8 @@ impl Attachment {
         })
     }
 
-    /// What it stands for are receives of `srq`. Its own ring has no room.
-    ///
-    /// # Errors
-    /// How many entries there are, when they are too few for those of `srq`.
+    /// Makes the receives come from `srq`; the own ring has no slots. Err: the number of free
+    /// entries.
     pub(crate) fn share(&mut self, srq: &Arc<SrqInner>) -> Result<(), u32> {
         self.membership = Some(Membership::new(srq, &self.cq)?);
         Ok(())
@@ -280,6 +272,6 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        self.cq.members.strike(self.key, &self.ring);
+        self.cq.registry.detach(self.key, &self.ring);
     }
 }

@@ -1,4 +1,4 @@
-//! Sleeping until the queue has something to poll.
+//! Sleeping until the queue has completions.
 
 use std::time::Duration;
 
@@ -7,32 +7,38 @@ use doorbell_verbs_sys::inline;
 use super::{CompletionQueue, Completions, CqKind};
 use crate::error::{CompletionQueueError, EventError, check};
 use crate::event::channel::{ChannelInner, CqId};
-use crate::event::deadline_of;
+use crate::wait::deadline_of;
 
-/// Which completions a channel is to tell of (ibv_req_notify_cq(3); IBTA vol 1, 11.4.2.2).
+/// Which completions raise an event on the channel (ibv_req_notify_cq(3); IBTA vol 1, 11.4.2.2).
+#[doc(alias("ibv_req_notify_cq", "solicited_only"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Notify {
-    /// Every one.
+    /// Every completion.
     #[default]
     Any,
-    /// That of a receive whose message the peer sent as [`solicited`](crate::Request::solicited), and every failed one.
+    /// Solicited ones only: a receive whose message the peer sent as
+    /// [`solicited`](crate::Request::solicited), and every failed completion (`solicited_only`).
+    #[doc(alias = "solicited_only")]
     Solicited,
 }
 
 impl<Q: CqKind> CompletionQueue<Q> {
-    /// What names it in events.
+    /// Its identifier in events.
     #[must_use]
     pub fn id(&self) -> CqId {
         self.inner().id
     }
 
-    /// Has its channel told of the next completion, once (ibv_req_notify_cq(3), IBTA vol 1, 11.4.2.2).
+    /// Requests an event on the channel for the next completion, once (ibv_req_notify_cq(3), IBTA
+    /// vol 1, 11.4.2.2).
     ///
-    /// One that is in the queue already is not told of: poll after arming, and sleep only when that found nothing. [`wait`](Self::wait) does so.
-    /// Arming for any completion includes solicited ones, and is not undone by arming for those.
+    /// A completion that is already in the queue raises no event: poll after arming, and sleep only
+    /// when that found nothing. [`wait`](Self::wait) does so. Arming for any completion includes
+    /// solicited ones, and is not undone by arming for those.
     ///
     /// # Errors
-    /// When it was made without a channel, or the device refuses.
+    /// When it was created without a channel, or the device refuses.
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self, notify: Notify) -> Result<(), EventError> {
         self.channel()?;
         // SAFETY: the queue is live.
@@ -43,20 +49,24 @@ impl<Q: CqKind> CompletionQueue<Q> {
         })
     }
 
-    /// The requests that have completed, as [`poll`](Self::poll) gives them; sleeps until there are any, or until `timeout`: then there are none. A `timeout` of
-    /// `None` never comes.
+    /// Sleeps until there are completions, and returns them as [`poll`](Self::poll) does; returns
+    /// none when `timeout` expires. A `timeout` of `None` never expires.
     ///
-    /// No completion is slept through: the queue is armed, then polled again, and only then waited for. Completions that belong to a queue pair dropped since
-    /// end the sleep too, and are not among those given; so whoever waits until a time looks at the clock.
+    /// No completion is missed: the queue is armed, then polled again, and only then waited for.
+    /// Completions that belong to a dropped queue pair also end the sleep and are not returned, so
+    /// a caller that waits until a deadline must check the clock.
     ///
     /// # Errors
-    /// When it was made without a channel ([`Context::completion_queue_on`](crate::Context::completion_queue_on) makes one with), the device cannot be polled or
-    /// the channel not be read any more.
+    /// When it was created without a channel (see
+    /// [`Context::completion_queue_on`](crate::Context::completion_queue_on)), the device cannot be
+    /// polled or the channel cannot be read any more.
+    #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Completions<'_, Q>, EventError> {
         self.wait_for(Notify::Any, timeout)
     }
 
-    /// As [`wait`](Self::wait), but completions of the kind `notify` alone end the sleep. Those that are there already are given at once, of whatever kind.
+    /// As [`wait`](Self::wait), but only completions of the kind `notify` end the sleep. Those
+    /// already in the queue are returned at once, of either kind.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -67,30 +77,34 @@ impl<Q: CqKind> CompletionQueue<Q> {
     ) -> Result<Completions<'_, Q>, EventError> {
         let deadline = deadline_of(timeout.into());
         let id = self.id();
-        while !self.found()? {
+        while !self.poll_ready()? {
             // Before arming: an event from here on counts.
-            let seen = self.channel()?.seen(id);
+            let seen = self.channel()?.event_count(id);
             self.arm(notify)?;
-            // One that came before the queue was armed makes no event.
-            if self.found()? {
+            // A completion that came before arming raises no event.
+            if self.poll_ready()? {
                 break;
             }
-            let told = self.channel()?.wait(deadline, |record| record.told_since(id, seen))?;
-            if told.is_none() {
+            let event = self
+                .channel()?
+                .wait(deadline, |record| record.take_event_since(id, seen))?;
+            if event.is_none() {
                 break;
             }
-            // An event of an earlier arming may have found the queue polled since: once more.
+            // An event of an earlier arming may be about completions that were polled since:
+            // repeat.
         }
         Ok(self.poll()?)
     }
 
-    /// Polls, and says whether the next poll has completions to yield without asking the device.
-    pub(crate) fn found(&mut self) -> Result<bool, CompletionQueueError> {
-        Q::look(&mut self.poller)?;
-        Ok(Q::has_found(&self.poller))
+    /// Polls, and returns whether the next poll has completions to yield without a call of the
+    /// device.
+    pub(crate) fn poll_ready(&mut self) -> Result<bool, CompletionQueueError> {
+        Q::refill(&mut self.poller)?;
+        Ok(Q::has_completions(&self.poller))
     }
 
-    /// Whether it was made on `channel`.
+    /// Whether it was created on `channel`.
     #[cfg(feature = "tokio")]
     pub(crate) fn is_on(&self, channel: &crate::event::CompletionChannel) -> bool {
         let own = self.inner().channel.as_ref();

@@ -1,7 +1,9 @@
-//! Completion channels: sleeping until a completion queue has something to poll (IBTA vol 1, 10.10; ibv_get_cq_event(3)).
+//! Completion channels: sleeping until a completion queue has completions (IBTA vol 1, 10.10;
+//! ibv_get_cq_event(3)).
 //!
-//! Whoever reads events from the channel reads those of other queues too. So events are *recorded* by queue, and each waiter looks for its own in the record; one of them
-//! at a time reads for all ([`lead`](super::lead)).
+//! A thread that reads the channel also reads events of other threads' queues. So events are
+//! *recorded* by queue, each waiter takes its own from the record, and one of them at a time reads
+//! for all ([`leader`](super::leader)).
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -15,32 +17,33 @@ use std::time::{Duration, Instant};
 
 use doorbell_verbs_sys as sys;
 
-use super::lead::{Lead, Source};
-use super::{deadline_of, set_nonblocking, wait_readable};
+use super::leader::{EventSource, LeaderFollowers};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
+use crate::wait::{deadline_of, set_nonblocking, wait_readable};
 
-/// Events of one queue that are acknowledged together: acknowledging takes a lock (ibv_get_cq_event(3)).
-const ACKNOWLEDGED_TOGETHER: u32 = 64;
+/// Events of one queue acknowledged by one call: acknowledging takes a lock (ibv_get_cq_event(3)).
+const ACK_BATCH: u32 = 64;
 
-/// What names a completion queue in events: unique in the process, and never used again.
+/// Identifies a completion queue in events: unique in the process, and never reused.
+#[doc(alias = "cq_context")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(NonZeroUsize);
 
 impl CqId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
-        // 2^64 queues cannot be made.
+        // 2^64 queues cannot be created.
         Self(NonZeroUsize::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroUsize::MAX))
     }
 
-    /// As a queue's `cq_context`, which its events bring back.
+    /// As a queue's `cq_context`, which its events return.
     pub(crate) fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0.get())
     }
 
-    /// The queue with this `cq_context`; `None` for one that this crate did not make.
+    /// The queue with this `cq_context`; `None` for one that this crate did not create.
     pub(crate) fn from_context(context: *mut c_void) -> Option<Self> {
         NonZeroUsize::new(context.addr()).map(Self)
     }
@@ -52,10 +55,12 @@ impl core::fmt::Display for CqId {
     }
 }
 
-/// A completion channel: it tells which of its completion queues has something to poll, once for each time that the queue was
-/// [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the same channel, which lives as long as they and the queues made on it.
+/// A completion channel: it reports which of its completion queues has completions, once each time
+/// the queue was [armed](crate::CompletionQueue::arm) (ibv_create_comp_channel(3)). Clones are the
+/// same channel, which lives as long as they and the queues created on it.
 ///
-/// To sleep until one queue has completions, see [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
+/// To sleep until one queue has completions, see
+/// [`CompletionQueue::wait`](crate::CompletionQueue::wait). To serve many from one thread:
 ///
 /// ```no_run
 /// use doorbell_verbs::{CompletionChannel, CompletionQueue, EventError, Notify};
@@ -63,7 +68,7 @@ impl core::fmt::Display for CqId {
 /// fn serve(channel: &CompletionChannel, queues: &mut [CompletionQueue]) -> Result<(), EventError> {
 ///     loop {
 ///         for cq in &mut *queues {
-///             // Arm first, then poll: a completion that comes between the two is found, one that comes later makes an event.
+///             // Arm first, then poll: a completion between the two is found by the poll, a later one raises an event.
 ///             cq.arm(Notify::Any)?;
 ///             while cq.poll()?.map(drop).count() > 0 {}
 ///         }
@@ -72,8 +77,11 @@ impl core::fmt::Display for CqId {
 /// }
 /// ```
 ///
-/// [`wait`](Self::wait) names the queue, so that a larger server need not look at the others. In an event loop of one's own, watch the descriptor ([`AsFd`]) and
-/// call [`try_next`](Self::try_next) until it gives `None`; the descriptor must not be read, nor made blocking.
+/// [`wait`](Self::wait) returns the queue's id, so that a larger server can poll that queue alone.
+/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
+/// [`try_next`](Self::try_next) until it returns `None`; the descriptor must not be read, nor made
+/// blocking.
+#[doc(alias("ibv_comp_channel", "ibv_create_comp_channel", "ibv_destroy_comp_channel"))]
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
@@ -83,11 +91,12 @@ pub struct CompletionChannel {
 pub(crate) struct ChannelInner {
     raw: *mut sys::ibv_comp_channel,
     context: ManuallyDrop<Arc<ContextInner>>,
-    pub(super) lead: Lead<Record>,
+    pub(super) waiters: LeaderFollowers<Record>,
     lender: Lender,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is constant; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread, and its `fd` is
+// constant; the rest is Send and Sync.
 unsafe impl Send for ChannelInner {}
 // SAFETY: as above.
 unsafe impl Sync for ChannelInner {}
@@ -96,55 +105,52 @@ unsafe impl Sync for ChannelInner {}
 #[derive(Default)]
 pub(crate) struct Record {
     queues: HashMap<CqId, QueueRecord>,
-    /// Queues with an event that nobody has been told of, oldest first.
-    untold: VecDeque<CqId>,
+    /// Queues with an event that no waiter has been given, oldest first.
+    unreported: VecDeque<CqId>,
 }
 
 #[derive(Default)]
 struct QueueRecord {
-    /// Events read so far.
-    seen: u64,
+    event_count: u64,
     unacknowledged: u32,
-    /// Whether it is among the `untold`.
-    untold: bool,
+    unreported: bool,
 }
 
 impl Record {
-    /// The next queue to be told of.
     pub(crate) fn next(&mut self) -> Option<CqId> {
-        let id = self.untold.pop_front()?;
+        let id = self.unreported.pop_front()?;
         if let Some(queue) = self.queues.get_mut(&id) {
-            queue.untold = false;
+            queue.unreported = false;
         }
         Some(id)
     }
 
-    /// How many events of queue `id` there were.
-    fn seen(&self, id: CqId) -> u64 {
-        self.queues.get(&id).map_or(0, |queue| queue.seen)
+    fn event_count(&self, id: CqId) -> u64 {
+        self.queues.get(&id).map_or(0, |queue| queue.event_count)
     }
 
-    /// Whether there were any events of queue `id` but the first `seen`. Then nobody need be told of it.
-    pub(crate) fn told_since(&mut self, id: CqId, seen: u64) -> Option<()> {
-        let queue = self.queues.get_mut(&id).filter(|queue| queue.seen != seen)?;
-        if core::mem::take(&mut queue.untold) {
-            self.untold.retain(|other| *other != id);
+    /// Whether queue `id` has had events beyond the first `seen`. If so, its unreported event is
+    /// consumed.
+    pub(crate) fn take_event_since(&mut self, id: CqId, seen: u64) -> Option<()> {
+        let queue = self.queues.get_mut(&id).filter(|queue| queue.event_count != seen)?;
+        if core::mem::take(&mut queue.unreported) {
+            self.unreported.retain(|other| *other != id);
         }
         Some(())
     }
 
-    /// Adds an event of queue `id`. Says how many of its events to acknowledge now.
+    /// Adds an event of queue `id`. Returns how many of its events to acknowledge now.
     fn add(&mut self, id: Option<CqId>) -> u32 {
         let Some((id, queue)) = id.and_then(|id| Some((id, self.queues.get_mut(&id)?))) else {
-            // Its queue is being destroyed, which waits for this.
+            // Its queue is being destroyed, which waits for this acknowledgement.
             return 1;
         };
-        queue.seen += 1;
+        queue.event_count += 1;
         queue.unacknowledged += 1;
-        if !core::mem::replace(&mut queue.untold, true) {
-            self.untold.push_back(id);
+        if !core::mem::replace(&mut queue.unreported, true) {
+            self.unreported.push_back(id);
         }
-        if queue.unacknowledged < ACKNOWLEDGED_TOGETHER {
+        if queue.unacknowledged < ACK_BATCH {
             return 0;
         }
         core::mem::take(&mut queue.unacknowledged)
@@ -163,12 +169,13 @@ impl CompletionChannel {
         if raw.is_null() {
             return Err(failed(io::Error::last_os_error()));
         }
-        // SAFETY: just made on this device.
+        // SAFETY: just created on this device.
         unsafe { Self::adopt(context, raw, None) }.map_err(failed)
     }
 
     /// # Safety
-    /// `raw` is a live channel of this device, which no completion queue is on, and nobody but the lender destroys.
+    /// `raw` is a live channel of this device, which no completion queue is on, and which only the
+    /// lender, if any, destroys.
     pub(crate) unsafe fn adopt(
         context: &Arc<ContextInner>,
         raw: *mut sys::ibv_comp_channel,
@@ -177,7 +184,7 @@ impl CompletionChannel {
         let inner = ChannelInner {
             raw,
             context: ManuallyDrop::new(Arc::clone(context)),
-            lead: Lead::default(),
+            waiters: LeaderFollowers::default(),
             lender,
         };
         set_nonblocking(inner.fd())?;
@@ -188,22 +195,27 @@ impl CompletionChannel {
         &self.inner
     }
 
-    /// The next queue that has an event (ibv_get_cq_event(3)); sleeps until there is one. `None` when `timeout` came first; a `timeout` of `None` never comes.
+    /// Sleeps until a queue has an event, and returns the queue (ibv_get_cq_event(3)). `None` when
+    /// `timeout` expired first; a `timeout` of `None` never expires.
     ///
-    /// The event says that the queue got a completion after it was armed. Who polls in between may find it empty.
+    /// The event says that the queue got a completion after it was armed. A thread that polls may
+    /// find it empty, if another has polled in between.
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
+    #[doc(alias("ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<CqId>, EventError> {
         self.inner.wait(deadline_of(timeout.into()), Record::next)
     }
 
-    /// The next queue that has an event, without blocking. `None` when there is none, or another thread is just about to read it, which is then told.
+    /// The next queue that has an event, without blocking. `None` when there is none, or when
+    /// another thread is about to read it and will be given it.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
+    #[doc(alias = "ibv_get_cq_event")]
     pub fn try_next(&self) -> Result<Option<CqId>, EventError> {
-        self.inner.look(&mut Record::next)
+        self.inner.try_find(&mut Record::next)
     }
 }
 
@@ -221,36 +233,36 @@ impl ChannelInner {
         self.context.raw == context.inner().raw
     }
 
-    /// Begins to keep the events of a queue about to be made on this channel.
-    pub(crate) fn enlist(&self, id: CqId) {
-        self.lead
+    /// Starts to record the events of a queue about to be created on this channel.
+    pub(crate) fn register_cq(&self, id: CqId) {
+        self.waiters
             .with(|record| record.queues.insert(id, QueueRecord::default()));
     }
 
-    /// Forgets a queue that could not be made.
-    pub(crate) fn strike(&self, id: CqId) {
-        self.lead.with(|record| record.queues.remove(&id));
+    /// Removes a queue that could not be created.
+    pub(crate) fn unregister_cq(&self, id: CqId) {
+        self.waiters.with(|record| record.queues.remove(&id));
     }
 
-    /// Forgets a queue about to be destroyed, and acknowledges its events, for which destroying it waits.
+    /// Removes a queue about to be destroyed, and acknowledges its events, which ibv_destroy_cq
+    /// waits for.
     ///
     /// # Safety
-    /// `cq` is live, and its `cq_context` says `id`.
-    pub(crate) unsafe fn dismiss(&self, id: CqId, cq: *mut sys::ibv_cq) {
-        let dismissed = self.lead.with(|record| {
-            record.untold.retain(|other| *other != id);
+    /// `cq` is live, and its `cq_context` is `id`.
+    pub(crate) unsafe fn ack_and_unregister_cq(&self, id: CqId, cq: *mut sys::ibv_cq) {
+        let removed = self.waiters.with(|record| {
+            record.unreported.retain(|other| *other != id);
             record.queues.remove(&id)
         });
-        let Some(queue) = dismissed else { return };
+        let Some(queue) = removed else { return };
         if queue.unacknowledged > 0 {
             // SAFETY: the queue is live, and has had as many events that were not acknowledged.
             unsafe { (self.context.api.ack_cq_events)(cq, queue.unacknowledged) };
         }
     }
 
-    /// How many events of queue `id` there were.
-    pub(crate) fn seen(&self, id: CqId) -> u64 {
-        self.lead.with(|record| record.seen(id))
+    pub(crate) fn event_count(&self, id: CqId) -> u64 {
+        self.waiters.with(|record| record.event_count(id))
     }
 
     pub(super) fn failed(&self, error: io::Error) -> EventError {
@@ -261,22 +273,22 @@ impl ChannelInner {
         }
     }
 
-    /// What `find` makes of the record, without blocking.
-    pub(super) fn look<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
-        self.lead.look(self, find)
+    /// Applies `find` to the record, after reading available events, without blocking.
+    pub(super) fn try_find<T>(&self, find: &mut impl FnMut(&mut Record) -> Option<T>) -> Result<Option<T>, EventError> {
+        self.waiters.try_find(self, find)
     }
 
-    /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
+    /// Sleeps until `find` finds something in the record. `None` when the deadline passed first.
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,
         find: impl FnMut(&mut Record) -> Option<T>,
     ) -> Result<Option<T>, EventError> {
-        self.lead.wait(self, deadline, find)
+        self.waiters.wait(self, deadline, find)
     }
 }
 
-impl Source<Record> for ChannelInner {
+impl EventSource<Record> for ChannelInner {
     type Error = EventError;
 
     fn read(&self, record: &mut Record) -> (bool, Result<(), EventError>) {
@@ -290,7 +302,8 @@ impl Source<Record> for ChannelInner {
             any = true;
             let acknowledged = record.add(CqId::from_context(context));
             if acknowledged > 0 {
-                // SAFETY: a queue lives at least until its events are acknowledged, and these were not.
+                // SAFETY: a queue lives at least until its events are acknowledged, and these were
+                // not.
                 unsafe { (self.context.api.ack_cq_events)(cq, acknowledged) };
             }
         };
@@ -333,7 +346,8 @@ impl Drop for ChannelInner {
     fn drop(&mut self) {
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: the queues on it hold one until they have been destroyed (and leak it if destroying failed).
+            // SAFETY: the last reference: the queues on it hold one until they have been destroyed
+            // (and leak it if destroying failed).
             None => check(unsafe { (self.context.api.destroy_comp_channel)(self.raw) }),
         };
         match result {

@@ -1,4 +1,5 @@
-//! Asynchronous events: what happens to a device's objects without a request having asked for it (IBTA vol 1, 11.6.3; ibv_get_async_event(3)).
+//! Asynchronous events: affiliated and unaffiliated events of a device and its objects (IBTA vol 1,
+//! 11.6.3; ibv_get_async_event(3)).
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
@@ -10,104 +11,129 @@ use std::time::Duration;
 use doorbell_verbs_sys as sys;
 
 use super::channel::CqId;
-use super::{deadline_of, set_nonblocking, wait_readable};
 use crate::context::{Context, ContextInner};
 use crate::error::EventError;
 use crate::srq::SrqId;
 use crate::types::Qpn;
+use crate::wait::{deadline_of, set_nonblocking, wait_readable};
 
-/// Something happened to a device or one of its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
+/// An asynchronous event of a device or one of its objects (ibv_get_async_event(3); IBTA vol 1,
+/// 11.6.3).
+#[doc(alias("ibv_async_event", "ibv_event_type"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// To a queue pair.
+    /// Of a queue pair.
     Qp {
         /// Its number.
         qpn: Qpn,
         /// What happened.
         event: QueuePairEvent,
     },
-    /// To a shared receive queue.
+    /// Of a shared receive queue.
     SharedReceiveQueue {
-        /// What names it: [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
+        /// Its identifier: [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
         id: SrqId,
         /// What happened.
         event: SharedReceiveEvent,
     },
-    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be dropped.
+    /// A completion queue has overrun: completions are lost, and the queue pairs on it must be
+    /// dropped.
+    #[doc(alias = "IBV_EVENT_CQ_ERR")]
     CqOverrun(CqId),
-    /// To a port.
+    /// Of a port.
     Port {
         /// Its number, from 1.
         port: u8,
         /// What happened.
         event: PortEvent,
     },
-    /// The device cannot go on. Drop everything made from it, and open it anew.
+    /// The device has failed for good. Drop everything created from it, and open it again.
+    #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
     DeviceFatal,
-    /// Another event, with the code of `ibv_event_type`.
+    /// Any other event, with its `ibv_event_type`.
     Other(u32),
 }
 
-/// What may happen to a queue pair (IBTA vol 1, 11.6.3).
+/// An event of a queue pair (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueuePairEvent {
-    /// It went to the error state by an error that no completion reports.
+    /// It moved to ERR because of an error that no completion reports.
+    #[doc(alias = "IBV_EVENT_QP_FATAL")]
     Fatal,
-    /// The peer sent a request that is malformed or that this side does not allow.
+    /// The peer sent a request that is malformed or not allowed on this queue pair.
+    #[doc(alias = "IBV_EVENT_QP_REQ_ERR")]
     RequestError,
-    /// The peer tried to access memory that it has no right to.
+    /// The peer accessed memory without the right to.
+    #[doc(alias = "IBV_EVENT_QP_ACCESS_ERR")]
     AccessError,
-    /// The first message arrived before this side was ready to send.
+    /// Communication established: the first message arrived while this side was still in RTR.
+    #[doc(alias = "IBV_EVENT_COMM_EST")]
     CommunicationEstablished,
     /// Its send queue has drained (to SQD).
+    #[doc(alias = "IBV_EVENT_SQ_DRAINED")]
     SendQueueDrained,
-    /// It is in the error state, and has taken its last receive from its shared receive queue.
+    /// It is in ERR, and has consumed its last receive from its shared receive queue.
+    #[doc(alias = "IBV_EVENT_QP_LAST_WQE_REACHED")]
     LastRequestReached,
-    /// It goes by its alternate path now.
+    /// It has migrated to its alternate path.
+    #[doc(alias = "IBV_EVENT_PATH_MIG")]
     PathMigrated,
-    /// It could not go over to its alternate path.
+    /// It failed to migrate to its alternate path.
+    #[doc(alias = "IBV_EVENT_PATH_MIG_ERR")]
     PathMigrationFailed,
 }
 
-/// What may happen to a shared receive queue (IBTA vol 1, 11.6.3).
+/// An event of a shared receive queue (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SharedReceiveEvent {
-    /// Fewer receives are left in it than the limit that was [armed](crate::SharedReceiveQueue::arm_limit); it is disarmed now.
+    /// Fewer receives are left than the [armed](crate::SharedReceiveQueue::arm_limit) limit, which
+    /// is now disarmed.
+    #[doc(alias = "IBV_EVENT_SRQ_LIMIT_REACHED")]
     LimitReached,
-    /// It cannot go on: drop it, and the queue pairs on it.
+    /// The queue has failed: drop it, and the queue pairs on it.
+    #[doc(alias = "IBV_EVENT_SRQ_ERR")]
     Error,
 }
 
-/// What may happen to a port (IBTA vol 1, 11.6.3).
+/// An event of a port (IBTA vol 1, 11.6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PortEvent {
-    /// Its link came up.
+    /// The link came up.
+    #[doc(alias = "IBV_EVENT_PORT_ACTIVE")]
     Active,
-    /// Its link went down.
+    /// The link went down.
+    #[doc(alias = "IBV_EVENT_PORT_ERR")]
     Error,
-    /// Its LID changed.
+    /// The LID changed.
+    #[doc(alias = "IBV_EVENT_LID_CHANGE")]
     LidChanged,
-    /// Its table of partition keys changed.
+    /// The P_Key table changed.
+    #[doc(alias = "IBV_EVENT_PKEY_CHANGE")]
     PkeysChanged,
-    /// Its subnet manager changed.
+    /// The subnet manager changed.
+    #[doc(alias = "IBV_EVENT_SM_CHANGE")]
     SubnetManagerChanged,
-    /// The subnet manager asks all clients to register again.
+    /// The subnet manager requests that all clients register again.
+    #[doc(alias = "IBV_EVENT_CLIENT_REREGISTER")]
     ClientsMustReregister,
-    /// Its table of GIDs changed: an IP address of its network interface came or went.
+    /// The GID table changed: an IP address of its network interface was added or removed.
+    #[doc(alias = "IBV_EVENT_GID_CHANGE")]
     GidsChanged,
 }
 
 impl AsyncEvent {
     /// # Safety
-    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it names is live.
+    /// The event was filled by ibv_get_async_event, and is not acknowledged: the object that it
+    /// names is live.
     unsafe fn from_sys(raw: &sys::ibv_async_event) -> Self {
         use {PortEvent as P, QueuePairEvent as Q};
         let qp = |event| {
-            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)), live by contract.
+            // SAFETY: called for the types whose element is a queue pair (ibv_get_async_event(3)),
+            // live by contract.
             let number = unsafe { (*raw.element.qp).qp_num };
             Self::Qp {
                 qpn: Qpn::truncated(number),
@@ -123,7 +149,8 @@ impl AsyncEvent {
             }
         };
         let srq = |event| {
-            // SAFETY: called for the types whose element is a shared receive queue, live by contract.
+            // SAFETY: called for the types whose element is a shared receive queue, live by
+            // contract.
             let id = SrqId::from_context(unsafe { (*raw.element.srq).srq_context });
             id.map_or(Self::Other(raw.event_type), |id| Self::SharedReceiveQueue { id, event })
         };
@@ -156,12 +183,17 @@ impl AsyncEvent {
     }
 }
 
-/// The reader of a context's asynchronous events, made by [`Context::events`] (ibv_get_async_event(3)). A context has one at a time.
+/// The reader of a context's asynchronous events, created by [`Context::events`]
+/// (ibv_get_async_event(3)). A context has one at a time.
 ///
-/// An event is acknowledged as soon as it is read: destroying an object waits for that, and the natural answer to the event of a queue pair is to drop the queue
-/// pair. So an event names its object by a number; when other threads make queue pairs while this one reads, that number may have become another's.
+/// An event is acknowledged as soon as it is read: destroying an object waits for its
+/// acknowledgements, and the natural response to an event of a queue pair is to drop the queue
+/// pair. So an event names its object by a number, which may be another object's if other threads
+/// create queue pairs meanwhile.
 ///
-/// In an event loop of one's own, watch the descriptor ([`AsFd`]) and call [`try_next`](Self::try_next) until it gives `None`.
+/// In an event loop of your own, watch the descriptor ([`AsFd`]) and call
+/// [`try_next`](Self::try_next) until it returns `None`.
+#[doc(alias("ibv_get_async_event", "async_fd"))]
 pub struct Events {
     context: Arc<ContextInner>,
 }
@@ -169,7 +201,7 @@ pub struct Events {
 impl Events {
     pub(crate) fn new(context: &Context) -> Result<Self, EventError> {
         let context = context.inner();
-        if context.events_taken.swap(true, Ordering::Acquire) {
+        if context.has_event_reader.swap(true, Ordering::Acquire) {
             return Err(EventError::ReaderTaken {
                 device: context.name.clone(),
             });
@@ -183,10 +215,12 @@ impl Events {
         }
     }
 
-    /// The next event; sleeps until there is one. `None` when `timeout` came first; a `timeout` of `None` never comes.
+    /// Sleeps until there is an event, and returns it. `None` when `timeout` expired first; a
+    /// `timeout` of `None` never expires.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.
+    #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Option<AsyncEvent>, EventError> {
         let deadline = deadline_of(timeout.into());
         loop {
@@ -203,6 +237,7 @@ impl Events {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
+    #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
     pub fn try_next(&mut self) -> Result<Option<AsyncEvent>, EventError> {
         let mut raw = MaybeUninit::<sys::ibv_async_event>::zeroed();
         // SAFETY: the context is live, and `raw` may be written.
@@ -213,7 +248,7 @@ impl Events {
                 _ => Err(self.failed(error)),
             };
         }
-        // SAFETY: it said 0, so it has filled this; the event is acknowledged below.
+        // SAFETY: the call returned 0, so it has filled this; the event is acknowledged below.
         let event = unsafe { AsyncEvent::from_sys(raw.assume_init_ref()) };
         // SAFETY: read just now, and acknowledged once.
         unsafe { (self.context.api.ack_async_event)(raw.as_mut_ptr()) };
@@ -252,6 +287,6 @@ impl core::fmt::Debug for Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.context.events_taken.store(false, Ordering::Release);
+        self.context.has_event_reader.store(false, Ordering::Release);
     }
 }

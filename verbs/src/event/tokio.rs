@@ -13,29 +13,33 @@ use super::reader::{AsyncEvent, Events};
 use crate::cq::{CompletionQueue, Completions, CqKind, Notify};
 use crate::error::EventError;
 
-/// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each for a queue of its own, and threads beside them.
+/// A [`CompletionChannel`] whose events tasks wait for. Any number of tasks may wait at once, each
+/// for its own queue, along with threads.
 ///
-/// Every wait may be cancelled (dropped): no event is lost with it.
+/// Every wait is cancel-safe: dropping it loses no event.
+#[doc(alias = "ibv_comp_channel")]
 #[derive(Debug)]
 pub struct TokioChannel {
     fd: AsyncFd<CompletionChannel>,
 }
 
 impl TokioChannel {
-    /// Registers `channel` with the runtime of the task at hand.
+    /// Registers `channel` with the current task's runtime.
     ///
     /// # Errors
-    /// When the runtime refuses the descriptor, as it does for a channel that is registered already.
+    /// When the runtime refuses the descriptor, as it does for a channel that is registered
+    /// already.
     ///
     /// # Panics
     /// Outside a runtime, or in one whose I/O is not enabled.
     pub fn new(channel: CompletionChannel) -> io::Result<Self> {
-        // SAFETY: the channel is live, and its descriptor open and the same, as long as the handle that the AsyncFd owns.
+        // SAFETY: the descriptor stays open and the same as long as the channel handle, which the
+        // AsyncFd owns.
         let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }?;
         Ok(Self { fd })
     }
 
-    /// The channel itself, to make completion queues on.
+    /// The channel itself, to create completion queues on.
     pub fn channel(&self) -> &CompletionChannel {
         self.fd.get_ref()
     }
@@ -44,14 +48,17 @@ impl TokioChannel {
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
     pub async fn wait(&self) -> Result<CqId, EventError> {
         self.find(Record::next).await
     }
 
-    /// The completions of `cq`, once there are any: the task's [`CompletionQueue::wait`].
+    /// The completions of `cq`, once there are any: the async form of [`CompletionQueue::wait`].
     ///
     /// # Errors
-    /// When `cq` was made on another channel or on none, cannot be armed or polled, or the channel cannot be read.
+    /// When `cq` was created on another channel or on none, cannot be armed or polled, or the
+    /// channel cannot be read.
+    #[doc(alias("ibv_req_notify_cq", "ibv_get_cq_event"))]
     pub async fn completions<'q, Q: CqKind>(
         &self,
         cq: &'q mut CompletionQueue<Q>,
@@ -61,14 +68,14 @@ impl TokioChannel {
         if !cq.is_on(channel) {
             return Err(EventError::ForeignChannel);
         }
-        while !cq.found()? {
-            let seen = channel.inner().seen(cq.id());
+        while !cq.poll_ready()? {
+            let seen = channel.inner().event_count(cq.id());
             cq.arm(notify)?;
-            if cq.found()? {
+            if cq.poll_ready()? {
                 break;
             }
             let id = cq.id();
-            self.find(|record| record.told_since(id, seen)).await?;
+            self.find(|record| record.take_event_since(id, seen)).await?;
         }
         Ok(cq.poll()?)
     }
@@ -76,18 +83,18 @@ impl TokioChannel {
     async fn find<T>(&self, mut find: impl FnMut(&mut Record) -> Option<T>) -> Result<T, EventError> {
         let inner = self.channel().inner();
         loop {
-            // Before looking: what is told after that wakes us.
-            let mut told = pin!(inner.lead.told().notified());
-            told.as_mut().enable();
-            if let Some(found) = inner.look(&mut find)? {
+            // Before the record is read: a notification after that wakes the task.
+            let mut notified = pin!(inner.waiters.task_notify().notified());
+            notified.as_mut().enable();
+            if let Some(found) = inner.try_find(&mut find)? {
                 return Ok(found);
             }
             let mut readable = pin!(self.fd.readable());
             let woken = poll_fn(|cx| {
-                if told.as_mut().poll(cx).is_ready() {
+                if notified.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Ok(()));
                 }
-                // Cleared before the descriptor is read to its end: what comes after that sets it again.
+                // Cleared before the descriptor is drained: a later event sets it again.
                 readable.as_mut().poll(cx).map_ok(|mut guard| guard.clear_ready())
             });
             woken.await.map_err(|error| inner.failed(error))?;
@@ -96,13 +103,14 @@ impl TokioChannel {
 }
 
 /// [`Events`] that a task waits for.
+#[doc(alias = "ibv_async_event")]
 #[derive(Debug)]
 pub struct TokioEvents {
     fd: AsyncFd<Events>,
 }
 
 impl TokioEvents {
-    /// Registers `events` with the runtime of the task at hand.
+    /// Registers `events` with the current task's runtime.
     ///
     /// # Errors
     /// When the runtime refuses the descriptor.
@@ -110,15 +118,17 @@ impl TokioEvents {
     /// # Panics
     /// Outside a runtime, or in one whose I/O is not enabled.
     pub fn new(events: Events) -> io::Result<Self> {
-        // SAFETY: the reader, which the AsyncFd owns, holds the context, whose descriptor is open and the same as long as it lives.
+        // SAFETY: the AsyncFd owns the reader, which holds the context, whose descriptor stays open
+        // and the same as long as it lives.
         let fd = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }?;
         Ok(Self { fd })
     }
 
-    /// The next event, once there is one. May be cancelled: no event is lost with it.
+    /// The next event, once there is one. Cancel-safe: dropping it loses no event.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.
+    #[doc(alias = "ibv_get_async_event")]
     pub async fn next(&mut self) -> Result<AsyncEvent, EventError> {
         loop {
             if let Some(event) = self.fd.get_mut().try_next()? {
@@ -126,7 +136,8 @@ impl TokioEvents {
             }
             let ready = self.fd.readable().await.map(|mut guard| guard.clear_ready());
             ready.map_err(|error| self.fd.get_ref().failed(error))?;
-            // An event that came before it was cleared is read now, a later one makes it ready again.
+            // An event from before the readiness was cleared is read now, a later one sets it
+            // again.
         }
     }
 }

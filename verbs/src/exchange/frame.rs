@@ -1,4 +1,4 @@
-//! What each side says: a head of fixed length, and the data that it announces.
+//! The frame that each side sends: a header of fixed length, and data of the length in it.
 
 use crate::qp::{BadEndpoint, Endpoint};
 
@@ -7,22 +7,21 @@ use super::MAX_DATA;
 const MAGIC: [u8; 8] = *b"DBELLXCH";
 pub(super) const VERSION: u16 = 1;
 /// Magic, version and length: the part that is the same in all versions.
-pub(super) const FIXED: usize = 12;
+pub(super) const PREFIX_LEN: usize = 12;
 /// All but the data.
-pub(super) const HEAD: usize = FIXED + 32;
+pub(super) const HEADER_LEN: usize = PREFIX_LEN + 32;
 
-/// Why a head is none of ours.
+/// Why a header is invalid.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Bad {
+pub(super) enum FrameError {
     Magic,
     Version(u16),
     Length(usize),
 }
 
-/// The whole frame; `None` when there is too much data.
 pub(super) fn write(endpoint: &Endpoint, data: &[u8]) -> Option<Vec<u8>> {
     let len = u16::try_from(data.len()).ok().filter(|_| data.len() <= MAX_DATA)?;
-    let mut frame = Vec::with_capacity(HEAD + data.len());
+    let mut frame = Vec::with_capacity(HEADER_LEN + data.len());
     frame.extend_from_slice(&MAGIC);
     frame.extend_from_slice(&VERSION.to_be_bytes());
     frame.extend_from_slice(&len.to_be_bytes());
@@ -31,25 +30,24 @@ pub(super) fn write(endpoint: &Endpoint, data: &[u8]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// The length of the data, if the first [`FIXED`] bytes are right.
-pub(super) fn length(head: &[u8; HEAD]) -> Result<usize, Bad> {
-    if head[..8] != MAGIC {
-        return Err(Bad::Magic);
+/// The length of the data, if the first [`PREFIX_LEN`] bytes are valid.
+pub(super) fn length(header: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
+    if header[..8] != MAGIC {
+        return Err(FrameError::Magic);
     }
-    let version = u16::from_be_bytes([head[8], head[9]]);
+    let version = u16::from_be_bytes([header[8], header[9]]);
     if version != VERSION {
-        return Err(Bad::Version(version));
+        return Err(FrameError::Version(version));
     }
-    let len = usize::from(u16::from_be_bytes([head[10], head[11]]));
+    let len = usize::from(u16::from_be_bytes([header[10], header[11]]));
     if len > MAX_DATA {
-        return Err(Bad::Length(len));
+        return Err(FrameError::Length(len));
     }
     Ok(len)
 }
 
-/// The endpoint in a whole head.
-pub(super) fn endpoint(head: &[u8; HEAD]) -> Result<Endpoint, BadEndpoint> {
-    let mut bytes = [0; HEAD - FIXED];
-    bytes.copy_from_slice(&head[FIXED..]);
+pub(super) fn endpoint(header: &[u8; HEADER_LEN]) -> Result<Endpoint, BadEndpoint> {
+    let mut bytes = [0; HEADER_LEN - PREFIX_LEN];
+    bytes.copy_from_slice(&header[PREFIX_LEN..]);
     Endpoint::from_bytes(&bytes)
 }

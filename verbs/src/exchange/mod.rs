@@ -1,4 +1,5 @@
-//! Connecting with the help of a TCP connection: each side tells the other its [`Endpoint`], and whatever else it wants to, such as keys to its memory.
+//! Connecting with the help of a TCP connection: the sides exchange their [`Endpoint`]s, and any
+//! other data, such as keys to their memory.
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -6,39 +7,43 @@
 //! use doorbell_verbs::{PreparedQueuePair, Remote, Write};
 //!
 //! # fn example(prepared: PreparedQueuePair, inbox: Remote<Write>) -> Result<(), Box<dyn std::error::Error>> {
-//! let mut exchange = Exchange::connect("server:18516", Duration::from_secs(10))?;    // the other end: Listener::bind, and accept
-//! let (mut qp, said) = exchange.pair(prepared, &inbox.to_bytes())?;
-//! let their_inbox: Remote<Write> = Remote::from_bytes(said.as_slice().try_into()?)?;
+//! let mut exchange = Exchange::connect("server:18516", Duration::from_secs(10))?;    // the peer: Listener::bind, and accept
+//! let (mut qp, peer_data) = exchange.pair(prepared, &inbox.to_bytes())?;
+//! let their_inbox: Remote<Write> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! When [`pair`](Exchange::pair) returns, both queue pairs are connected, and either side may send. It can be called again, for more queue pairs, in the same
-//! order on both sides; the TCP connection is closed when the exchange is dropped. A queue pair that is gone acknowledges nothing, so the peer's last request
-//! may fail if this side drops its own as soon as it has the data: [`finish`](Exchange::finish) lets both end together.
+//! When [`pair`](Exchange::pair) returns, both queue pairs are connected, and either side may send.
+//! It can be called again for more queue pairs, in the same order on both sides; the TCP connection
+//! is closed when the exchange is dropped. A destroyed queue pair acknowledges nothing, so the
+//! peer's last request may fail if this side drops its own as soon as it has the data:
+//! [`finish`](Exchange::finish) lets both end together.
 //!
 //! # The format, version 1
 //!
-//! Both sides send the same, and neither waits for the other before it does. For each queue pair, numbers being big-endian:
+//! Both sides send the same, without waiting for each other. For each queue pair, with integers
+//! big-endian:
 //!
-//! | bytes | what |
+//! | bytes | field |
 //! |---|---|
 //! | 8 | `44 42 45 4c 4c 58 43 48` ("DBELLXCH") |
 //! | 2 | the version, 1 |
-//! | 2 | *n*, the length of what else is said: at most 4096 |
+//! | 2 | *n*, the length of the data: at most 4096 |
 //! | 32 | the endpoint: [`Endpoint::to_bytes`] |
-//! | *n* | what else is said |
+//! | *n* | the data |
 //!
-//! then, when the own queue pair is connected:
+//! then, when the local queue pair is connected:
 //!
-//! | bytes | what |
+//! | bytes | field |
 //! |---|---|
 //! | 1 | `01`: connected; or `00`: failed, and the TCP connection ends |
 //!
 //! and in the end, by [`finish`](Exchange::finish), one byte `02`.
 //!
-//! A version with another layout has another number; there is no negotiation. There is no authentication either: whoever reaches the port can connect, so listen
-//! where only friends can.
+//! A different layout gets a new version number; there is no negotiation. There is no
+//! authentication either: any host that reaches the port can connect, so listen only on trusted
+//! networks.
 
 mod frame;
 
@@ -52,35 +57,35 @@ use crate::error::QueuePairError;
 use crate::qp::{BadEndpoint, Endpoint, PreparedQueuePair, QueuePair};
 use crate::wait::{Deadline, readable};
 
-/// What a side says when its queue pair could not be connected.
+/// Sent when the local queue pair could not be connected.
 const FAILED: u8 = 0;
-/// What a side says when its queue pair is connected.
+/// Sent when the local queue pair is connected.
 const CONNECTED: u8 = 1;
-/// What a side says when it is done.
+/// Sent by `finish`.
 const DONE: u8 = 2;
 
-/// The most bytes that can be said besides the endpoint.
+/// Maximum length of the data that accompanies an endpoint, in bytes.
 pub const MAX_DATA: usize = 4096;
 
-/// An exchange that failed.
+/// An exchange failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// No TCP connection.
+    /// No TCP connection could be opened.
     #[error("{address}: {error}; is the other end running, and listening there?")]
     Connect {
-        /// Where to.
+        /// The destination.
         address: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
-    /// The address to listen on cannot be had.
+    /// The address cannot be listened on.
     #[error("listening on {address}: {error}; is it an address of this machine, and the port free?")]
     Listen {
         /// The address.
         address: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
@@ -89,7 +94,7 @@ pub enum ExchangeError {
     Broken {
         /// The peer's address.
         peer: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
@@ -99,19 +104,19 @@ pub enum ExchangeError {
         /// The peer's address.
         peer: SocketAddr,
     },
-    /// The time given is up.
+    /// The timeout expired.
     #[error("{peer}: no answer in the time given; is the other end running?")]
     TimedOut {
         /// The peer's address, or the listener's own.
         peer: String,
     },
-    /// The peer speaks something else.
+    /// The peer uses another protocol.
     #[error("the peer {peer} does not speak this protocol: it is another program, or the port is wrong")]
-    NotOurs {
+    UnknownProtocol {
         /// The peer's address.
         peer: SocketAddr,
     },
-    /// The peer speaks another version.
+    /// The peer uses another version.
     #[error(
         "the peer {peer} speaks version {theirs} of the exchange, this side version {ours}: run the same release on both ends"
     )]
@@ -120,29 +125,29 @@ pub enum ExchangeError {
         peer: SocketAddr,
         /// Its version.
         theirs: u16,
-        /// The version here.
+        /// The local version.
         ours: u16,
     },
-    /// The peer announces more than may be said.
+    /// The peer announces too much data.
     #[error("the peer {peer} announces {len} bytes of data, of which at most {MAX_DATA} are allowed")]
-    TooMuch {
+    PeerDataTooLong {
         /// The peer's address.
         peer: SocketAddr,
         /// How many bytes it announces.
         len: usize,
     },
-    /// More was to be said than may be.
+    /// The data to send is too long.
     #[error("{len} bytes of data, of which at most {MAX_DATA} fit: send the rest when connected")]
     DataTooLong {
         /// How many bytes were given.
         len: usize,
     },
-    /// The peer's endpoint is none.
+    /// The peer's endpoint is invalid.
     #[error("from {peer}: {error}")]
     Endpoint {
         /// The peer's address.
         peer: SocketAddr,
-        /// What is wrong with it.
+        /// The error in it.
         #[source]
         error: BadEndpoint,
     },
@@ -159,13 +164,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`; port 0 is any that is free.
+    /// Listens on `address`; port 0 is any free port.
     ///
     /// # Errors
-    /// When the address is in use, or not this machine's.
+    /// When the address is in use, or not of this host.
     pub fn bind(address: impl ToSocketAddrs + core::fmt::Debug) -> Result<Self, ExchangeError> {
         let bound = TcpListener::bind(&address).and_then(|listener| {
-            // A peer that has gone again between poll(2) and accept(2) must not block it.
+            // A peer that disconnects between poll(2) and accept(2) must not make accept block.
             listener.set_nonblocking(true)?;
             let address = listener.local_addr()?;
             Ok(Self { listener, address })
@@ -182,10 +187,11 @@ impl Listener {
         self.address
     }
 
-    /// Waits for a peer, as long as `timeout`; each [`pair`](Exchange::pair) may then take as long again.
+    /// Waits up to `timeout` for a peer; each [`pair`](Exchange::pair) may then take that long
+    /// again.
     ///
     /// # Errors
-    /// When there is none, or the system refuses.
+    /// When no peer connects in time, or the system refuses.
     pub fn accept(&self, timeout: Duration) -> Result<Exchange, ExchangeError> {
         let deadline = Deadline::after(timeout);
         let failed = |error| ExchangeError::Listen {
@@ -196,7 +202,7 @@ impl Listener {
             match self.listener.accept() {
                 Ok((stream, peer)) => return Exchange::new(stream, peer, timeout),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if is_passing(&error) => continue,
+                Err(error) if is_transient(&error) => continue,
                 Err(error) => return Err(failed(error)),
             }
             if !readable(self.listener.as_fd(), deadline).map_err(failed)? {
@@ -208,8 +214,8 @@ impl Listener {
     }
 }
 
-/// Whether a failed accept(2) or connect(2) says nothing of the next one.
-fn is_passing(error: &io::Error) -> bool {
+/// Whether a failed accept(2) or connect(2) is worth retrying.
+fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
@@ -224,14 +230,15 @@ pub struct Exchange {
     timeout: Duration,
 }
 
-/// How long to wait before the next attempt, while nobody listens yet.
-const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(20);
+/// Delay between connection attempts while no program listens yet.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Exchange {
-    /// Goes to a listening peer, and tries until it is there, as long as `timeout`; each [`pair`](Self::pair) may then take as long again.
+    /// Connects to a listening peer, retrying for up to `timeout` until it listens; each
+    /// [`pair`](Self::pair) may then take that long again.
     ///
     /// # Errors
-    /// When the name has no address, or nobody is there in time.
+    /// When the name has no address, or no peer listens in time.
     pub fn connect(to: impl ToSocketAddrs + core::fmt::Debug, timeout: Duration) -> Result<Self, ExchangeError> {
         let deadline = Deadline::after(timeout);
         let failed = |error| ExchangeError::Connect {
@@ -242,9 +249,10 @@ impl Exchange {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
             for peer in to.to_socket_addrs().map_err(failed)? {
                 // connect_timeout() refuses zero.
-                let left = deadline.left().max(Duration::from_millis(1));
+                let left = deadline.remaining().max(Duration::from_millis(1));
                 match TcpStream::connect_timeout(&peer, left) {
-                    // On loopback the system may give a caller the very port it calls, which answers then: nobody else is there yet.
+                    // On loopback the kernel may assign the very port that is connected to, which
+                    // then answers itself (a self-connect): no peer listens yet.
                     Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
                         last = io::ErrorKind::ConnectionRefused.into();
                     }
@@ -252,11 +260,11 @@ impl Exchange {
                     Err(error) => last = error,
                 }
             }
-            let may_come = last.kind() == io::ErrorKind::ConnectionRefused || is_passing(&last);
-            if !may_come || deadline.left() < BETWEEN_ATTEMPTS {
+            let retry = last.kind() == io::ErrorKind::ConnectionRefused || is_transient(&last);
+            if !retry || deadline.remaining() < RETRY_INTERVAL {
                 return Err(failed(last));
             }
-            thread::sleep(BETWEEN_ATTEMPTS);
+            thread::sleep(RETRY_INTERVAL);
         }
     }
 
@@ -276,45 +284,47 @@ impl Exchange {
         self.peer
     }
 
-    /// Connects `qp` to the peer's, says `data` to the peer, and returns what it said. Both queue pairs are connected then.
+    /// Connects `qp` to the peer's, sends `data`, and returns the peer's data. Both queue pairs are
+    /// then connected.
     ///
     /// # Errors
-    /// When the peer is gone, too slow, or no such program; when there is too much data, or the queue pair cannot be connected. The exchange is of no use
-    /// then.
+    /// When the peer is gone, too slow, or another program; when there is too much data, or the
+    /// queue pair cannot be connected. The exchange is then unusable.
     pub fn pair(&mut self, qp: PreparedQueuePair, data: &[u8]) -> Result<(QueuePair, Vec<u8>), ExchangeError> {
         let deadline = Deadline::after(self.timeout);
-        let (endpoint, said) = self.swap(&qp.endpoint(), data, deadline)?;
+        let (endpoint, peer_data) = self.exchange_endpoints(&qp.endpoint(), data, deadline)?;
         let connected = qp.connect(&endpoint);
-        let verdict = if connected.is_ok() { CONNECTED } else { FAILED };
-        self.write(&[verdict], deadline)?;
+        let status = if connected.is_ok() { CONNECTED } else { FAILED };
+        self.write(&[status], deadline)?;
         let qp = connected?;
-        self.hear(CONNECTED, deadline)?;
-        Ok((qp, said))
+        self.read_status(CONNECTED, deadline)?;
+        Ok((qp, peer_data))
     }
 
-    /// Tells the peer that this side is done with all queue pairs, and waits until the peer is too, as long as the exchange's `timeout`.
+    /// Notifies the peer that this side is done with all queue pairs, and waits until the peer is
+    /// too, up to the exchange's `timeout`.
     ///
     /// # Errors
     /// When the peer is gone, or not done in time.
     pub fn finish(mut self) -> Result<(), ExchangeError> {
         let deadline = Deadline::after(self.timeout);
         self.write(&[DONE], deadline)?;
-        self.hear(DONE, deadline)
+        self.read_status(DONE, deadline)
     }
 
-    /// Waits for one byte that the peer says.
-    fn hear(&mut self, expected: u8, deadline: Deadline) -> Result<(), ExchangeError> {
-        let mut said = [0];
-        self.read(&mut said, deadline)?;
-        match said {
+    fn read_status(&mut self, expected: u8, deadline: Deadline) -> Result<(), ExchangeError> {
+        let mut status = [0];
+        self.read(&mut status, deadline)?;
+        match status {
             [byte] if byte == expected => Ok(()),
             [FAILED] => Err(ExchangeError::Closed { peer: self.peer }),
-            _ => Err(ExchangeError::NotOurs { peer: self.peer }),
+            _ => Err(ExchangeError::UnknownProtocol { peer: self.peer }),
         }
     }
 
-    /// Tells the peer an endpoint and `data`, and gets the same of it: the first half of [`pair`](Self::pair).
-    fn swap(
+    /// Sends an endpoint and `data`, and receives the peer's: the first half of
+    /// [`pair`](Self::pair).
+    fn exchange_endpoints(
         &mut self,
         endpoint: &Endpoint,
         data: &[u8],
@@ -322,39 +332,39 @@ impl Exchange {
     ) -> Result<(Endpoint, Vec<u8>), ExchangeError> {
         let frame = frame::write(endpoint, data).ok_or(ExchangeError::DataTooLong { len: data.len() })?;
         self.write(&frame, deadline)?;
-        let mut head = [0; frame::HEAD];
-        self.read(&mut head[..frame::FIXED], deadline)?;
-        // A peer of another kind, or version, is told apart by this much; it may never send the rest.
-        let len = frame::length(&head).map_err(|bad| self.refuse(bad))?;
-        self.read(&mut head[frame::FIXED..], deadline)?;
+        let mut header = [0; frame::HEADER_LEN];
+        self.read(&mut header[..frame::PREFIX_LEN], deadline)?;
+        // The prefix identifies another protocol or version, whose peer may never send the rest.
+        let len = frame::length(&header).map_err(|bad| self.frame_error(bad))?;
+        self.read(&mut header[frame::PREFIX_LEN..], deadline)?;
         let peer = self.peer;
-        let theirs = frame::endpoint(&head).map_err(|error| ExchangeError::Endpoint { peer, error })?;
-        let mut said = vec![0; len];
-        self.read(&mut said, deadline)?;
-        Ok((theirs, said))
+        let theirs = frame::endpoint(&header).map_err(|error| ExchangeError::Endpoint { peer, error })?;
+        let mut peer_data = vec![0; len];
+        self.read(&mut peer_data, deadline)?;
+        Ok((theirs, peer_data))
     }
 
-    fn refuse(&self, bad: frame::Bad) -> ExchangeError {
+    fn frame_error(&self, bad: frame::FrameError) -> ExchangeError {
         let peer = self.peer;
         match bad {
-            frame::Bad::Magic => ExchangeError::NotOurs { peer },
-            frame::Bad::Version(theirs) => ExchangeError::Version {
+            frame::FrameError::Magic => ExchangeError::UnknownProtocol { peer },
+            frame::FrameError::Version(theirs) => ExchangeError::Version {
                 peer,
                 theirs,
                 ours: frame::VERSION,
             },
-            frame::Bad::Length(len) => ExchangeError::TooMuch { peer, len },
+            frame::FrameError::Length(len) => ExchangeError::PeerDataTooLong { peer, len },
         }
     }
 
-    /// Reads all of `bytes` before the deadline: a peer that sends a byte now and then gains no time by it.
+    /// Fills `bytes` before the deadline; a peer that sends one byte at a time does not extend it.
     fn read(&mut self, mut bytes: &mut [u8], deadline: Deadline) -> Result<(), ExchangeError> {
         while !bytes.is_empty() {
-            self.limit(deadline, TcpStream::set_read_timeout)?;
+            self.set_socket_timeout(deadline, TcpStream::set_read_timeout)?;
             match self.stream.read(bytes) {
                 Ok(0) => return Err(ExchangeError::Closed { peer: self.peer }),
                 Ok(n) => bytes = &mut bytes[n..],
-                Err(error) => self.tolerate(error)?,
+                Err(error) => self.check_transient(error)?,
             }
         }
         Ok(())
@@ -362,33 +372,33 @@ impl Exchange {
 
     fn write(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<(), ExchangeError> {
         while !bytes.is_empty() {
-            self.limit(deadline, TcpStream::set_write_timeout)?;
+            self.set_socket_timeout(deadline, TcpStream::set_write_timeout)?;
             match self.stream.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
-                Err(error) => self.tolerate(error)?,
+                Err(error) => self.check_transient(error)?,
             }
         }
         Ok(())
     }
 
-    /// Lets the next call wait no longer than the deadline allows.
-    fn limit(
+    /// Sets the socket's timeout to the time remaining.
+    fn set_socket_timeout(
         &self,
         deadline: Deadline,
         set: fn(&TcpStream, Option<Duration>) -> io::Result<()>,
     ) -> Result<(), ExchangeError> {
-        let left = deadline.left();
+        let left = deadline.remaining();
         if left.is_zero() {
             return Err(ExchangeError::TimedOut {
                 peer: self.peer.to_string(),
             });
         }
-        // Longer than an hour is not worth the system's trouble with large numbers: the loop comes back.
+        // At most an hour, within the range of every system's timeout: the caller's loop repeats.
         set(&self.stream, Some(left.min(Duration::from_secs(3600)))).map_err(|error| self.broken(error))
     }
 
-    /// Time-outs and signals bring the loop back to its deadline.
-    fn tolerate(&self, error: io::Error) -> Result<(), ExchangeError> {
+    /// Ok for timeouts and signals: the caller's loop checks its deadline.
+    fn check_transient(&self, error: io::Error) -> Result<(), ExchangeError> {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {

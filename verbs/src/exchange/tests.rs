@@ -1,4 +1,5 @@
-//! The format, and peers that keep to none. Pairing of real queue pairs is tested over the stub provider in `tests/`, and over devices by the example.
+//! The frame format, and peers that violate it. Pairing of real queue pairs is tested over the stub
+//! provider in `tests/`, and over devices by the example.
 
 use std::net::Shutdown;
 
@@ -18,7 +19,7 @@ fn endpoint(n: u8) -> Endpoint {
     }
 }
 
-/// An exchange with a stream whose other end the test speaks for.
+/// An exchange with a stream whose other end the test controls.
 fn with_peer(timeout: Duration) -> (Exchange, TcpStream) {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let peer = TcpStream::connect(listener.local_addr()).unwrap();
@@ -29,28 +30,31 @@ fn with_peer(timeout: Duration) -> (Exchange, TcpStream) {
     (exchange, peer)
 }
 
-fn answer_to(bytes: &[u8]) -> Result<(Endpoint, Vec<u8>), ExchangeError> {
+fn result_for(bytes: &[u8]) -> Result<(Endpoint, Vec<u8>), ExchangeError> {
     let (mut exchange, mut peer) = with_peer(LONG);
     peer.write_all(bytes).unwrap();
-    // Only this way: what was written could be lost if the socket were closed with something in it to be read.
+    // Only this direction: data already written could be lost if the socket were closed with unread
+    // data.
     peer.shutdown(Shutdown::Write).unwrap();
-    exchange.swap(&endpoint(1), b"", Deadline::after(LONG))
+    exchange.exchange_endpoints(&endpoint(1), b"", Deadline::after(LONG))
 }
 
 #[test]
-fn what_is_said_arrives_byte_by_byte_too() {
+fn a_frame_may_arrive_byte_by_byte() {
     let (mut exchange, mut peer) = with_peer(LONG);
-    let speaker = thread::spawn(move || {
+    let peer_thread = thread::spawn(move || {
         for byte in frame::write(&endpoint(2), b"a key").unwrap() {
             peer.write_all(&[byte]).unwrap();
         }
-        let mut ours = vec![0; frame::HEAD];
+        let mut ours = vec![0; frame::HEADER_LEN];
         peer.read_exact(&mut ours).unwrap();
         ours
     });
-    let said = exchange.swap(&endpoint(1), b"", Deadline::after(LONG)).unwrap();
-    assert_eq!(said, (endpoint(2), b"a key".to_vec()));
-    assert_eq!(speaker.join().unwrap(), frame::write(&endpoint(1), b"").unwrap());
+    let received = exchange
+        .exchange_endpoints(&endpoint(1), b"", Deadline::after(LONG))
+        .unwrap();
+    assert_eq!(received, (endpoint(2), b"a key".to_vec()));
+    assert_eq!(peer_thread.join().unwrap(), frame::write(&endpoint(1), b"").unwrap());
 }
 
 #[test]
@@ -67,57 +71,57 @@ fn hostile_bytes_are_errors() {
     let with = |at: usize, value: u8| {
         let mut bad = good.clone();
         bad[at] = value;
-        answer_to(&bad)
+        result_for(&bad)
     };
     assert!(matches!(
-        answer_to(b"GET / HTTP/1.1\r\n\r\n"),
-        Err(ExchangeError::NotOurs { .. })
+        result_for(b"GET / HTTP/1.1\r\n\r\n"),
+        Err(ExchangeError::UnknownProtocol { .. })
     ));
-    assert!(matches!(with(0, b'd'), Err(ExchangeError::NotOurs { .. })));
+    assert!(matches!(with(0, b'd'), Err(ExchangeError::UnknownProtocol { .. })));
     assert!(matches!(
         with(9, 2),
         Err(ExchangeError::Version { theirs: 2, ours: 1, .. })
     ));
     assert!(matches!(
         with(10, 0xff),
-        Err(ExchangeError::TooMuch { len: 0xff00, .. })
+        Err(ExchangeError::PeerDataTooLong { len: 0xff00, .. })
     ));
     assert!(matches!(with(12, 9), Err(ExchangeError::Endpoint { .. })));
     assert!(matches!(with(16, 1), Err(ExchangeError::Endpoint { .. })));
-    // Data announced and never sent, and ends in every part of the head.
+    // Data announced and never sent, and streams that end in every part of the header.
     assert!(matches!(with(11, 5), Err(ExchangeError::Closed { .. })));
     for len in 0..good.len() {
         assert!(
-            matches!(answer_to(&good[..len]), Err(ExchangeError::Closed { .. })),
+            matches!(result_for(&good[..len]), Err(ExchangeError::Closed { .. })),
             "{len}"
         );
     }
 }
 
 #[test]
-fn another_version_is_told_before_its_head_is_whole() {
+fn another_version_is_reported_before_its_header_is_complete() {
     let (mut exchange, mut peer) = with_peer(LONG);
     peer.write_all(b"DBELLXCH\x00\x02\x00\x00").unwrap();
-    let result = exchange.swap(&endpoint(1), b"", Deadline::after(LONG));
+    let result = exchange.exchange_endpoints(&endpoint(1), b"", Deadline::after(LONG));
     assert!(matches!(result, Err(ExchangeError::Version { theirs: 2, .. })));
 }
 
 #[test]
-fn a_silent_peer_costs_no_more_than_the_time_given() {
+fn a_silent_peer_times_out() {
     let (mut exchange, _peer) = with_peer(LONG);
-    let result = exchange.swap(&endpoint(1), b"", Deadline::after(Duration::from_millis(30)));
+    let result = exchange.exchange_endpoints(&endpoint(1), b"", Deadline::after(Duration::from_millis(30)));
     assert!(matches!(result, Err(ExchangeError::TimedOut { .. })));
 }
 
 #[test]
-fn nobody_comes() {
+fn accept_times_out() {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let result = listener.accept(Duration::from_millis(20));
     assert!(matches!(result, Err(ExchangeError::TimedOut { .. })));
 }
 
 #[test]
-fn nobody_listens() {
+fn connect_to_a_closed_port_is_refused() {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     drop(listener);
@@ -143,9 +147,9 @@ fn a_listener_that_comes_later_is_found() {
 }
 
 #[test]
-fn too_much_is_refused_before_anything_is_sent() {
+fn too_much_data_is_refused_before_anything_is_sent() {
     let (mut exchange, mut peer) = with_peer(LONG);
-    let result = exchange.swap(&endpoint(1), &[0; MAX_DATA + 1], Deadline::after(LONG));
+    let result = exchange.exchange_endpoints(&endpoint(1), &[0; MAX_DATA + 1], Deadline::after(LONG));
     assert!(matches!(result, Err(ExchangeError::DataTooLong { len: 4097 })));
     drop(exchange);
     let mut sent = Vec::new();
@@ -157,16 +161,16 @@ fn too_much_is_refused_before_anything_is_sent() {
 fn both_ends_finish_together() {
     let (exchange, mut peer) = with_peer(LONG);
     let finishing = thread::spawn(move || exchange.finish());
-    let mut said = [0];
-    peer.read_exact(&mut said).unwrap();
-    assert_eq!(said, [2]);
+    let mut received = [0];
+    peer.read_exact(&mut received).unwrap();
+    assert_eq!(received, [2]);
     assert!(!finishing.is_finished());
     peer.write_all(&[2]).unwrap();
     finishing.join().unwrap().unwrap();
 }
 
 #[test]
-fn a_peer_that_failed_or_talks_nonsense_does_not_finish() {
+fn finish_fails_if_the_peer_failed_or_sends_garbage() {
     for byte in [0, 1, 0xff] {
         let (exchange, mut peer) = with_peer(LONG);
         peer.write_all(&[byte]).unwrap();

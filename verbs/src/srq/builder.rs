@@ -1,11 +1,13 @@
-//! Making a shared receive queue, and queue pairs on it.
+//! Creating a shared receive queue, and queue pairs on it.
 
 use super::{SharedReceiveError, SharedReceiveQueue};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::{Backend, PostList, PreparedQueuePair, QueuePair, QueuePairBuilder, Rc, SharedReceive, Uc, Ud};
 
-/// Builds a shared receive queue; made by [`ProtectionDomain::shared_receive_queue`] (ibv_create_srq(3)).
+/// Builds a shared receive queue; created by [`ProtectionDomain::shared_receive_queue`]
+/// (ibv_create_srq(3)).
+#[doc(alias = "ibv_srq_init_attr")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
 pub struct SharedReceiveBuilder<'a> {
@@ -19,16 +21,17 @@ impl<'a> SharedReceiveBuilder<'a> {
         Self { pd, depth, max_sge: 1 }
     }
 
-    /// How many buffers a receive may have (default 1).
+    /// Maximum number of buffers (SGEs) of a receive (default 1).
     pub fn max_sge(mut self, buffers: u32) -> Self {
         self.max_sge = buffers;
         self
     }
 
-    /// Makes it (ibv_create_srq(3), IBTA vol 1, 11.2.3).
+    /// Creates the queue (ibv_create_srq(3), IBTA vol 1, 11.2.3).
     ///
     /// # Errors
-    /// When the device has no such queues, none as large, or no more of them.
+    /// When the device has no shared receive queues, none as large, or no more of them.
+    #[doc(alias = "ibv_create_srq")]
     pub fn create(self) -> Result<SharedReceiveQueue, SharedReceiveError> {
         let context = self.pd.context();
         let attr = *context.attr();
@@ -41,12 +44,12 @@ impl<'a> SharedReceiveBuilder<'a> {
                 device: context.name().to_owned(),
             });
         }
-        for (what, asked, max) in limits {
-            if !(1..=max).contains(&asked) {
+        for (what, requested, max) in limits {
+            if !(1..=max).contains(&requested) {
                 return Err(SharedReceiveError::Limit {
                     device: context.name().to_owned(),
                     what,
-                    asked,
+                    requested,
                     max,
                 });
             }
@@ -55,8 +58,9 @@ impl<'a> SharedReceiveBuilder<'a> {
     }
 }
 
-/// Builds a queue pair whose receives come from a shared receive queue: a [`QueuePairBuilder`] at its end, made by its
-/// [`shared_receive`](QueuePairBuilder::shared_receive).
+/// Builds a queue pair whose receives come from a shared receive queue: the last step of a
+/// [`QueuePairBuilder`], created by its [`shared_receive`](QueuePairBuilder::shared_receive).
+#[doc(alias = "ibv_create_qp")]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct SharedQueuePairBuilder<'a, B: Backend = PostList> {
@@ -71,7 +75,8 @@ impl<'a, B: Backend> SharedQueuePairBuilder<'a, B> {
     /// As [`QueuePairBuilder::rc`].
     ///
     /// # Errors
-    /// As there, and when the completion queue of receives has not as many entries free as the shared receive queue holds receives.
+    /// As there, and when the receive completion queue has fewer free entries than the shared
+    /// receive queue's depth.
     pub fn rc(self) -> Result<PreparedQueuePair<SharedReceive<Rc>, B>, QueuePairError> {
         self.builder.prepare()
     }

@@ -1,8 +1,8 @@
-//! Why a shared receive queue could not be made, changed or asked.
+//! Errors of shared receive queues.
 
 use std::io;
 
-/// Shared receive queues: making, changing and querying one.
+/// A shared receive queue could not be created, modified or queried.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedReceiveError {
@@ -12,16 +12,16 @@ pub enum SharedReceiveError {
         /// The device's name.
         device: String,
     },
-    /// A size is 0, or beyond what the device has.
-    #[error("ibv_create_srq({device}): {what} {asked} is not between 1 and the device's {max}")]
+    /// A size is 0, or beyond the device's limit.
+    #[error("ibv_create_srq({device}): {what} {requested} is not between 1 and the device's {max}")]
     Limit {
         /// The device's name.
         device: String,
         /// Which size.
         what: &'static str,
-        /// What was asked for.
-        asked: u32,
-        /// The most that the device allows.
+        /// The size requested.
+        requested: u32,
+        /// The device's limit.
         max: u32,
     },
     /// ibv_create_srq(3) failed.
@@ -29,7 +29,7 @@ pub enum SharedReceiveError {
     Create {
         /// The device's name.
         device: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -38,11 +38,11 @@ pub enum SharedReceiveError {
     Arm {
         /// The queue.
         queue: String,
-        /// What was asked for.
+        /// The limit requested.
         limit: u32,
-        /// How many receives the queue holds.
+        /// The queue's depth.
         depth: u32,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },
@@ -51,7 +51,7 @@ pub enum SharedReceiveError {
     Query {
         /// The queue.
         queue: String,
-        /// What the library said.
+        /// The library's error.
         #[source]
         error: io::Error,
     },

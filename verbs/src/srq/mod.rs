@@ -1,25 +1,30 @@
-//! Shared receive queues: one queue of receives for any number of queue pairs (IBTA vol 1, 10.2.9; ibv_create_srq(3)).
+//! Shared receive queues (SRQ): one queue of receives for any number of queue pairs (IBTA vol 1,
+//! 10.2.9; ibv_create_srq(3)).
 //!
-//! [`slots`] holds what is in flight; [`post`] posts it; [`pair`](mod@pair) is the place of such a queue in a completion queue, by which that one's poller finds the
-//! slots; [`builder`] makes queue pairs on it.
+//! [`slots`] holds what is in flight; [`post`] posts it; [`attachment`](mod@attachment) attaches
+//! the queue to a completion queue, whose poller finds the slots by it; [`builder`] creates queue
+//! pairs on it.
 //!
 //! # Why nothing safe frees, moves or aliases memory that the device may touch
 //!
-//! As for queue pairs (see `qp`): posting moves buffers into slots before the device hears of them, and a slot gives them back when a completion names it, or when
-//! the provider says that it did not take the request. What is in the slots otherwise is dropped only after ibv_destroy_srq(3) has returned success, which needs
-//! all queue pairs on the queue to be gone: each holds a reference until it has been destroyed.
+//! As for queue pairs (see `qp`): posting moves buffers into slots before the device gets them, and
+//! a slot returns them when a completion names it, or when the provider reports that it did not
+//! accept the request. Other contents of the slots are dropped only after ibv_destroy_srq(3) has
+//! returned success, which requires that all queue pairs on the queue are destroyed: each holds a
+//! reference until then.
 //!
 //! # Why a completion queue cannot overflow
 //!
-//! A receive has at most one completion waiting anywhere: its slot is posted again only after a poller has taken that. So there are never more completions of a shared
-//! receive queue than it has slots, in all completion queues together; as any of its queue pairs may take all receives, each completion queue that they use has as many
-//! entries reserved, once for all queue pairs that share both.
+//! A receive has at most one unpolled completion: its slot is posted again only after a poller has
+//! taken that. So there are never more completions of an SRQ than it has slots, in all completion
+//! queues together. As any of its queue pairs may consume all receives, each completion queue that
+//! they use has as many entries reserved, once for all queue pairs that share both.
 
+mod attachment;
 mod builder;
 mod error;
 #[cfg(all(test, doorbell_loom))]
 mod model;
-mod pair;
 mod post;
 mod slots;
 
@@ -31,12 +36,12 @@ use std::sync::{Arc, Weak};
 
 use doorbell_verbs_sys as sys;
 
+pub(crate) use attachment::{Membership, SrqAttachment};
 pub use builder::{SharedQueuePairBuilder, SharedReceiveBuilder};
 pub use error::SharedReceiveError;
-pub(crate) use pair::{Membership, Pair};
 use post::Poster;
 pub use post::SharedReceiveBatch;
-pub(crate) use slots::Returns;
+pub(crate) use slots::ReturnRing;
 use slots::Slots;
 
 use crate::context::ContextInner;
@@ -47,15 +52,17 @@ use crate::pd::PdInner;
 use crate::qp::Refused;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// The bit of a key (the upper half of `wr_id`) that those of shared receive queues have, and those of queue pairs have not.
+/// The bit that is set in the keys (the upper half of `wr_id`) of SRQs, and clear in those of queue
+/// pairs.
 pub(crate) const SHARED_KEY: u32 = 1 << 31;
 
-/// What names a shared receive queue in events: unique in the process, and never used again.
+/// Identifies a shared receive queue in events: unique in the process, and never reused.
+#[doc(alias = "srq_context")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(u32);
 
 impl SrqId {
-    /// The next one; `None` when all have been used.
+    /// `None` when all have been used.
     fn next() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = |number: u32| (number < SHARED_KEY).then_some(number + 1);
@@ -63,17 +70,16 @@ impl SrqId {
         taken.ok().map(|number| Self(number | SHARED_KEY))
     }
 
-    /// That there is none left.
     fn exhausted() -> io::Error {
         io::Error::other("2^31 have been made in this process")
     }
 
-    /// As a queue's `srq_context`, which its events bring back.
+    /// As a queue's `srq_context`, which its events return.
     fn to_context(self) -> *mut c_void {
         core::ptr::without_provenance_mut(self.0 as usize)
     }
 
-    /// The queue with this `srq_context`; `None` for one that this crate did not make.
+    /// The queue with this `srq_context`; `None` for one that this crate did not create.
     pub(crate) fn from_context(context: *mut c_void) -> Option<Self> {
         let number = u32::try_from(context.addr()).ok()?;
         (number & SHARED_KEY != 0).then_some(Self(number))
@@ -96,7 +102,7 @@ struct Verbs {
 }
 
 impl Verbs {
-    fn of(api: &sys::Api) -> Option<Self> {
+    fn from_api(api: &sys::Api) -> Option<Self> {
         Some(Self {
             create: api.create_srq?,
             modify: api.modify_srq?,
@@ -106,7 +112,7 @@ impl Verbs {
     }
 }
 
-/// The queue, as all that depends on it holds it.
+/// The queue, as its dependents hold it.
 pub(crate) struct SrqInner {
     raw: *mut sys::ibv_srq,
     verbs: Verbs,
@@ -116,56 +122,60 @@ pub(crate) struct SrqInner {
     max_sge: u32,
     pd: ManuallyDrop<Arc<PdInner>>,
     slots: ManuallyDrop<Arc<Slots>>,
-    pairs: Mutex<Pairs>,
-    /// Whether there are `arrivals`: changed behind the lock, looked at without.
-    arrived: AtomicBool,
+    attachments: Mutex<Attachments>,
+    /// Whether there are `arrivals`: written under the lock, read without.
+    has_arrivals: AtomicBool,
 }
 
 /// The completion queues that its receives complete to.
 #[derive(Default)]
-struct Pairs {
-    pairs: Vec<Weak<Pair>>,
-    /// Ways back that the poster does not know yet.
-    arrivals: Vec<Arc<Returns>>,
+struct Attachments {
+    attachments: Vec<Weak<SrqAttachment>>,
+    /// Return rings that the poster does not know yet.
+    arrivals: Vec<Arc<ReturnRing>>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
+// Sync.
 unsafe impl Send for SrqInner {}
 // SAFETY: as above.
 unsafe impl Sync for SrqInner {}
 
 impl SrqInner {
-    fn pairs(&self) -> MutexGuard<'_, Pairs> {
-        sync::lock(&self.pairs)
+    fn attachments(&self) -> MutexGuard<'_, Attachments> {
+        sync::lock(&self.attachments)
     }
 
-    /// Its place in `cq`: the one that there is, or one made now.
-    ///
-    /// # Errors
-    /// How many entries are free, when they are too few.
-    fn pair(&self, cq: &Arc<CqInner>) -> Result<Arc<Pair>, u32> {
-        let mut pairs = self.pairs();
-        pairs.pairs.retain(|pair| pair.strong_count() > 0);
-        let existing = pairs.pairs.iter().filter_map(Weak::upgrade).find(|pair| pair.is_in(cq));
-        if let Some(pair) = existing {
-            return Ok(pair);
+    /// The attachment to `cq`: the existing one, or a new one. Err: the number of free entries.
+    fn attachment(&self, cq: &Arc<CqInner>) -> Result<Arc<SrqAttachment>, u32> {
+        let mut attachments = self.attachments();
+        attachments
+            .attachments
+            .retain(|attachment| attachment.strong_count() > 0);
+        let existing = attachments
+            .attachments
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|attachment| attachment.is_on(cq));
+        if let Some(attachment) = existing {
+            return Ok(attachment);
         }
-        let returns = Arc::new(Returns::new(self.key, Arc::clone(&self.slots)));
-        let pair = Arc::new(Pair::new(cq, self.depth, Arc::clone(&returns))?);
-        pairs.pairs.push(Arc::downgrade(&pair));
-        pairs.arrivals.push(returns);
-        self.arrived.store(true, Ordering::Relaxed);
-        Ok(pair)
+        let returns = Arc::new(ReturnRing::new(self.key, Arc::clone(&self.slots)));
+        let attachment = Arc::new(SrqAttachment::new(cq, self.depth, Arc::clone(&returns))?);
+        attachments.attachments.push(Arc::downgrade(&attachment));
+        attachments.arrivals.push(returns);
+        self.has_arrivals.store(true, Ordering::Relaxed);
+        Ok(attachment)
     }
 
-    /// Appends the ways back that are new. Whether there were any.
-    fn take_new_returns(&self, known: &mut Vec<Arc<Returns>>) -> bool {
-        if !self.arrived.load(Ordering::Relaxed) {
+    /// Appends the new return rings to `known`. Returns whether there were any.
+    fn take_new_returns(&self, known: &mut Vec<Arc<ReturnRing>>) -> bool {
+        if !self.has_arrivals.load(Ordering::Relaxed) {
             return false;
         }
-        let mut pairs = self.pairs();
-        self.arrived.store(false, Ordering::Relaxed);
-        known.append(&mut pairs.arrivals);
+        let mut attachments = self.attachments();
+        self.has_arrivals.store(false, Ordering::Relaxed);
+        known.append(&mut attachments.arrivals);
         true
     }
 
@@ -190,11 +200,13 @@ impl SrqInner {
     }
 }
 
-/// A shared receive queue, from which queue pairs made on it take their receives: [`receive`](Self::receive) posts for all of them. Made by
-/// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue pairs by
-/// [`QueuePairBuilder::shared_receive`](crate::QueuePairBuilder::shared_receive).
+/// A shared receive queue, from which queue pairs on it consume their receives:
+/// [`receive`](Self::receive) posts for all of them. Created by
+/// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue
+/// pairs on it by [`QueuePairBuilder::shared_receive`](crate::QueuePairBuilder::shared_receive).
 ///
-/// It is not `Clone`: a queue has one poster. What makes queue pairs on it in other threads is its [`handle`](Self::handle).
+/// It is not `Clone`: a queue has one poster. Other threads create queue pairs on it by its
+/// [`handle`](Self::handle).
 ///
 /// ```no_run
 /// # use doorbell_verbs::{CompletionQueue, Endpoint, Local, ProtectionDomain};
@@ -217,40 +229,52 @@ impl SrqInner {
 /// # }
 /// ```
 ///
-/// Which queue pair takes a receive is not known before its message begins. The completion comes to that queue pair's completion queue, in any order, and brings the
-/// buffer back; its [`sequence`](crate::Completion::sequence) is the number of receives that the queue pair has had completed before.
+/// The queue pair that consumes a receive is not known before its message begins. The completion
+/// arrives at that queue pair's completion queue, in any order, and returns the buffer; its
+/// [`sequence`](crate::Completion::sequence) is the number of receives that the queue pair has had
+/// completed before.
 ///
-/// A queue pair that goes to the error state flushes only the receive that it holds, if any. Dropping one may lose completions that were not polled yet, as some
-/// devices take them out of the completion queue: the buffers then come back, to be dropped, when the shared receive queue goes, and until then there is room for as
-/// many fewer. To lose none take the queue pair to the error state ([`flush`](crate::QueuePair::flush)), wait for the event
-/// [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the completion queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
+/// A queue pair that goes to ERR flushes only the receive that it has consumed, if any. Dropping
+/// one may lose completions that were not polled yet, as some devices remove them from the
+/// completion queue: the buffers are then dropped with the shared receive queue, whose usable depth
+/// is smaller until then. To lose none, move the queue pair to ERR
+/// ([`flush`](crate::QueuePair::flush)), wait for the event
+/// [`LastRequestReached`](crate::QueuePairEvent::LastRequestReached), poll until the completion
+/// queue is empty, and then drop it (IBTA vol 1, 10.3.1.5 and 11.6.3).
 ///
-/// The queue is destroyed when it, its handles and all queue pairs on it are gone; the buffers posted to it are dropped after that.
+/// The queue is destroyed when it, its handles and all queue pairs on it are dropped; the buffers
+/// posted to it are dropped after that.
+#[doc(alias("ibv_srq", "ibv_create_srq", "ibv_destroy_srq", "SRQ"))]
 pub struct SharedReceiveQueue {
     poster: Poster,
     handle: SharedReceiveHandle,
 }
 
-/// A shared receive queue as those see it who make queue pairs on it (IBTA vol 1, 10.2.9). Cloning is cheap.
+/// A handle by which queue pairs are created on a shared receive queue (IBTA vol 1, 10.2.9).
+/// Cloning is cheap.
+#[doc(alias = "ibv_srq")]
 #[derive(Clone)]
 pub struct SharedReceiveHandle(Arc<SrqInner>);
 
-/// What a shared receive queue is like (ibv_query_srq(3)).
+/// The attributes of a shared receive queue (ibv_query_srq(3)).
+#[doc(alias = "ibv_srq_attr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedReceiveAttr {
-    /// How many receives the device holds in it: as many as asked for, or more.
+    /// How many receives the device holds: as many as requested, or more.
+    #[doc(alias = "max_wr")]
     pub depth: u32,
-    /// How many buffers a receive may have.
+    /// Maximum number of buffers (SGEs) of a receive.
     pub max_sge: u32,
-    /// The limit that is armed, 0 if none is.
+    /// The armed limit, 0 if none is.
+    #[doc(alias = "srq_limit")]
     pub limit: u32,
 }
 
 impl SharedReceiveQueue {
     fn new(pd: &Arc<PdInner>, depth: u32, max_sge: u32) -> Result<Self, SharedReceiveError> {
         let device = || pd.context.name.clone();
-        let Some(verbs) = Verbs::of(pd.context.api) else {
+        let Some(verbs) = Verbs::from_api(pd.context.api) else {
             return Err(SharedReceiveError::Unsupported { device: device() });
         };
         let failed = |error| SharedReceiveError::Create {
@@ -275,12 +299,13 @@ impl SharedReceiveQueue {
                 _ => failed(error),
             });
         }
-        // SAFETY: just made in this domain, as large as that.
+        // SAFETY: just created in this domain, with this size.
         Ok(unsafe { Self::adopt(pd, raw, (verbs, id), (depth, max_sge)) })
     }
 
     /// # Safety
-    /// `raw` is a live queue of the domain, of that many receives of that many buffers and with none posted, which nobody else destroys or posts to.
+    /// `raw` is a live queue of the domain, of that many receives of that many buffers and with
+    /// none posted, which nothing else destroys or posts to.
     unsafe fn adopt(
         pd: &Arc<PdInner>,
         raw: *mut sys::ibv_srq,
@@ -295,57 +320,62 @@ impl SharedReceiveQueue {
             max_sge,
             pd: ManuallyDrop::new(Arc::clone(pd)),
             slots: ManuallyDrop::new(Arc::new(Slots::new(depth))),
-            pairs: Mutex::default(),
-            arrived: AtomicBool::new(false),
+            attachments: Mutex::default(),
+            has_arrivals: AtomicBool::new(false),
         });
         Self {
             handle: SharedReceiveHandle(Arc::clone(&inner)),
-            // SAFETY: nobody else posts to it, by contract.
+            // SAFETY: nothing else posts to it, by contract.
             poster: unsafe { Poster::new(inner) },
         }
     }
 
     /// # Safety
-    /// As of `adopt`.
-    pub(crate) unsafe fn take_over(
+    /// As for `adopt`.
+    pub(crate) unsafe fn adopt_raw(
         pd: &Arc<PdInner>,
         raw: *mut sys::ibv_srq,
         size: (u32, u32),
     ) -> Result<Self, SharedReceiveError> {
         let device = || pd.context.name.clone();
-        let Some(verbs) = Verbs::of(pd.context.api) else {
+        let Some(verbs) = Verbs::from_api(pd.context.api) else {
             return Err(SharedReceiveError::Unsupported { device: device() });
         };
         let id = SrqId::next().ok_or_else(|| SharedReceiveError::Create {
             device: device(),
             error: SrqId::exhausted(),
         })?;
-        // SAFETY: live by contract, and nobody else's; libibverbs only hands this to whoever reads the queue's events.
+        // SAFETY: live by contract, and not shared; libibverbs only passes this to the reader of
+        // the queue's events.
         unsafe { (*raw).srq_context = id.to_context() };
         // SAFETY: by contract.
         Ok(unsafe { Self::adopt(pd, raw, (verbs, id), size) })
     }
 
-    /// Posts one receive, for whichever of its queue pairs needs one first (ibv_post_srq_recv(3)). A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES)
-    /// bytes of header, for which there must be room.
+    /// Posts one receive, for the first of its queue pairs that needs one (ibv_post_srq_recv(3)). A
+    /// datagram is placed behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header, for which the
+    /// buffer must have space.
     ///
     /// # Errors
-    /// When it is refused, here or by the device. The buffer comes back with the error.
+    /// When it is refused, here or by the device. The error returns the buffer.
+    #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         self.poster.post_one(buffer)
     }
 
-    /// Posts all the receives that `build` makes, by one call of the device.
+    /// Posts all the receives that `build` adds, by one call of the device (one doorbell).
     ///
     /// # Errors
-    /// When a receive is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
+    /// When a receive is refused, here (then none is posted) or by the device (then those before it
+    /// are). The error returns the buffers.
+    #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut SharedReceiveBatch<'q>)) -> Result<(), Refused> {
         SharedReceiveBatch::post(&mut self.poster, build)
     }
 
-    /// How many more receives it takes now.
+    /// How many more receives can be posted now.
     #[must_use]
     pub fn room(&mut self) -> u32 {
         self.poster.room()
@@ -357,23 +387,26 @@ impl SharedReceiveQueue {
         self.handle.0.depth
     }
 
-    /// What names it in events.
+    /// Its identifier in events.
     #[must_use]
     pub fn id(&self) -> SrqId {
         self.handle.id()
     }
 
-    /// What makes queue pairs on it, in other threads too.
+    /// A handle that creates queue pairs on it, in other threads too.
     #[must_use]
     pub fn handle(&self) -> SharedReceiveHandle {
         self.handle.clone()
     }
 
-    /// Has the event [`LimitReached`](crate::SharedReceiveEvent::LimitReached) come, once, when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
-    /// 10.2.9.5). 0 disarms. Some devices tell at once when there are fewer already, others with the next receive that is taken.
+    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveEvent::LimitReached) is
+    /// raised once when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
+    /// 10.2.9.5). 0 disarms. With fewer left already, some devices raise it at once, others with
+    /// the next receive that is consumed.
     ///
     /// # Errors
     /// When it is more than the queue holds, or the device refuses.
+    #[doc(alias("ibv_modify_srq", "IBV_SRQ_LIMIT", "srq_limit"))]
     pub fn arm_limit(&self, limit: u32) -> Result<(), SharedReceiveError> {
         let inner = &*self.handle.0;
         let mut attr = sys::ibv_srq_attr {
@@ -391,10 +424,11 @@ impl SharedReceiveQueue {
         })
     }
 
-    /// What the device says of it (ibv_query_srq(3)).
+    /// The queue's attributes (ibv_query_srq(3)).
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When the query fails.
+    #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveAttr, SharedReceiveError> {
         let inner = &*self.handle.0;
         let mut attr = sys::ibv_srq_attr {
@@ -417,7 +451,7 @@ impl SharedReceiveQueue {
 }
 
 impl SharedReceiveHandle {
-    /// What names it in events.
+    /// Its identifier in events.
     #[must_use]
     pub fn id(&self) -> SrqId {
         self.0.id()
@@ -459,10 +493,11 @@ impl core::fmt::Debug for SharedReceiveHandle {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        // SAFETY: the last reference: every queue pair on it has been destroyed, and nobody posts.
+        // SAFETY: the last reference: every queue pair on it has been destroyed, and nothing posts.
         let result = unsafe { (self.verbs.destroy)(self.raw) };
         match check(result) {
-            // SAFETY: dropped once, here; not used after. The device is done with the queue, so that what its slots hold may go.
+            // SAFETY: dropped once, here; not used after. The device is done with the queue, so the
+            // contents of its slots may be dropped.
             Ok(()) => unsafe {
                 ManuallyDrop::drop(&mut self.slots);
                 ManuallyDrop::drop(&mut self.pd);

@@ -1,7 +1,9 @@
-//! Loom's models of the slots of a shared receive queue, on their way from the poster to the poller of a completion queue and back. Run by `cargo xtask sanitize loom`.
+//! Loom models of the slots of a shared receive queue, on their way from the poster to the poller
+//! of a completion queue and back. Run by `cargo xtask sanitize loom`.
 //!
-//! As in `cq/model.rs` the device orders nothing where one poller is concerned. With two of them a slot that has gone round by one may be posted again and complete to the
-//! other: that this one sees the second posting, and not still the first, is by the barriers that a provider has.
+//! As in `cq/model.rs` the device orders nothing where one poller is concerned. With two, a slot
+//! returned by one may be posted again and complete to the other: that this one sees the second
+//! posting, and not still the first, is ensured by the barriers that a provider has.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
@@ -10,13 +12,13 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use super::slots::{Returns, Slots};
+use super::slots::{ReturnRing, Slots};
 use crate::memory::{Buffers, RangePtr};
 
-/// What stands for the buffers of a request. It is never looked into.
+/// Stands for the buffers of a request. It is never dereferenced.
 fn token(number: usize) -> Buffers {
     let pointer: RangePtr = NonNull::without_provenance(NonZeroUsize::new(8 * number).unwrap());
-    // SAFETY: never dropped: `number_of` takes it apart.
+    // SAFETY: never dropped: `number_of` consumes it.
     unsafe { Buffers::from_head(Some(pointer)) }
 }
 
@@ -26,20 +28,21 @@ fn number_of(buffers: Buffers) -> Option<usize> {
 
 struct Model {
     slots: Arc<Slots>,
-    returns: Vec<Returns>,
-    /// Completions of each queue: which slots, one more than the number, 0 when there is none yet.
+    returns: Vec<ReturnRing>,
+    /// Completions of each queue: 1 + the slot, 0 when there is none yet.
     completions: Vec<Vec<AtomicU32>>,
     barriers: (Ordering, Ordering),
 }
 
 impl Model {
-    /// With as many completion queues as `completions` has elements, each of that many.
+    /// With one completion queue for each element of `completions`, each with that many
+    /// completions.
     fn new(depth: u32, completions: &[usize], barriers: (Ordering, Ordering)) -> Arc<Self> {
         let slots = Arc::new(Slots::new(depth));
         Arc::new(Self {
             returns: completions
                 .iter()
-                .map(|_| Returns::new(0, Arc::clone(&slots)))
+                .map(|_| ReturnRing::new(0, Arc::clone(&slots)))
                 .collect(),
             completions: completions
                 .iter()
@@ -50,14 +53,14 @@ impl Model {
         })
     }
 
-    /// Poster: posts `number` in `slot`, and the device completes it at once, to queue `queue` as its completion `at`.
+    /// Poster: posts `number` in `slot`, and the device completes it at once, to queue `queue` as
+    /// its completion `at`.
     fn post(&self, slot: u32, number: usize, (queue, at): (usize, usize)) {
         // SAFETY: this thread is the poster, and the slot is free.
         unsafe { self.slots.put(slot, token(number)) };
         self.completions[queue][at].store(slot + 1, self.barriers.0);
     }
 
-    /// Poster: waits for a slot to come back.
     fn free_slot(&self, queue: usize) -> u32 {
         loop {
             if let Some(slot) = self.returns[queue].pop() {
@@ -67,11 +70,12 @@ impl Model {
         }
     }
 
-    /// Poller: what all the requests that complete to `queue` had posted.
+    /// Poller: the buffers of all requests that complete to `queue`.
     fn poll(&self, queue: usize) -> Vec<Option<usize>> {
         let retire = |completion: &AtomicU32| loop {
             if let Some(slot) = completion.load(self.barriers.1).checked_sub(1)
-                // SAFETY: this thread alone polls that queue, and has the completion of this slot.
+                // SAFETY: only this thread polls that queue, and it has the completion of this
+                // slot.
                 && let Some(buffers) = unsafe { self.returns[queue].retire(slot) }
             {
                 return number_of(buffers);

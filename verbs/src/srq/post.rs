@@ -1,4 +1,5 @@
-//! Posting to a shared receive queue: slots off a free list, requests chained, given to the provider by one call, or taken back.
+//! Posting to a shared receive queue: slots off a free list, requests chained into a post list,
+//! posted by one call, or reclaimed if refused.
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
@@ -9,28 +10,27 @@ use std::sync::Arc;
 use doorbell_verbs_sys::{self as sys, inline};
 
 use super::SrqInner;
-use super::slots::Returns;
+use super::slots::ReturnRing;
 use crate::memory::{Buffers, Sink};
 use crate::qp::{Reason, Refused, RefusedBatch, RefusedBy};
 
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// The poster's side of a shared receive queue.
 pub(super) struct Poster {
     pub(super) srq: Arc<SrqInner>,
-    /// A request for each slot, and the elements of each.
+    /// A request for each slot, and the SGEs of each.
     requests: Vec<sys::ibv_recv_wr>,
     elements: Vec<sys::ibv_sge>,
-    /// Slots to be used next, the last first. Has room for all, as has `staged`.
+    /// Free slots, used from the end. Has capacity for all, as has `staged`.
     free: Vec<u32>,
-    /// Those of the batch being built, in its order.
+    /// The slots of the batch being built, in its order.
     staged: Vec<u32>,
-    /// From where slots come back: one for each completion queue in use.
-    returns: Vec<Arc<Returns>>,
+    /// The rings by which slots return: one for each completion queue in use.
+    returns: Vec<Arc<ReturnRing>>,
 }
 
-// SAFETY: the pointers in the requests lead to the poster's own arrays; the rest is Send.
+// SAFETY: the pointers in the requests point into the poster's own arrays; the rest is Send.
 unsafe impl Send for Poster {}
 // SAFETY: shared access reads no request.
 unsafe impl Sync for Poster {}
@@ -45,14 +45,14 @@ impl Poster {
             sg_list: ptr::null_mut(),
             num_sge: 0,
         };
-        let nowhere = sys::ibv_sge {
+        let empty = sys::ibv_sge {
             addr: 0,
             length: 0,
             lkey: 0,
         };
         Self {
             requests: (0..srq.depth).map(request).collect(),
-            elements: vec![nowhere; srq.depth as usize * srq.max_sge as usize],
+            elements: vec![empty; srq.depth as usize * srq.max_sge as usize],
             free: (0..srq.depth).rev().collect(),
             staged: Vec::with_capacity(srq.depth as usize),
             returns: Vec::new(),
@@ -60,18 +60,18 @@ impl Poster {
         }
     }
 
-    /// How many requests there is room for now.
     pub(super) fn room(&mut self) -> u32 {
-        self.collect();
+        self.collect_returned();
         self.free.len() as u32
     }
 
-    /// Takes in the slots that have come back.
+    /// Collects the slots that have returned.
     #[inline(never)]
-    fn collect(&mut self) {
+    fn collect_returned(&mut self) {
         let Self { srq, free, returns, .. } = self;
         if srq.take_new_returns(returns) {
-            // Those of completion queues no longer in use are done with: ours is the last reference, so that nothing comes any more.
+            // Rings of completion queues no longer in use are removed: this is the last reference,
+            // so nothing is pushed any more.
             returns.retain_mut(|returns| {
                 let over = Arc::get_mut(returns).is_some();
                 free.extend(core::iter::from_fn(|| returns.pop()));
@@ -87,7 +87,7 @@ impl Poster {
     #[inline(always)]
     fn take_slot(&mut self) -> Option<u32> {
         if self.free.is_empty() {
-            self.collect();
+            self.collect_returned();
         }
         self.free.pop()
     }
@@ -98,18 +98,19 @@ impl Poster {
         let Some(slot) = self.take_slot() else {
             return Err(self.full(buffer.into_buffers()));
         };
-        // SAFETY: the slot was free, and every list has room for one element.
+        // SAFETY: the slot was free, and every list has space for one SGE.
         unsafe { self.stage(slot, [buffer]) };
         self.post()
     }
 
-    /// Fills a free slot and its request, which then is the last of those staged.
+    /// Fills a free slot and its request, which is then the last of those staged.
     ///
     /// # Safety
     /// The slot came from `take_slot`; `N` is at most `max_sge`.
     #[inline(always)]
     unsafe fn stage<S: Sink, const N: usize>(&mut self, slot: u32, buffers: [S; N]) {
-        // SAFETY: slots are below the depth, for which there are as many requests, each with `max_sge` elements.
+        // SAFETY: slots are below the depth, for which there are as many requests, each with
+        // `max_sge` SGEs.
         unsafe {
             let list = self
                 .elements
@@ -131,7 +132,7 @@ impl Poster {
         self.staged.push(slot);
     }
 
-    /// Gives all that was staged to the provider: one doorbell.
+    /// Posts all that was staged: one doorbell.
     #[inline(always)]
     fn post(&mut self) -> Result<(), Refused> {
         let requests = self.requests.as_mut_ptr();
@@ -148,27 +149,29 @@ impl Poster {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue is live. The chain is that of the staged requests, each filled by `stage`; their memory is owned by their slots, which keep it until they have
-        // completed, or until the queue is destroyed.
+        // SAFETY: the queue is live. The chain is that of the staged requests, each filled by
+        // `stage`; their memory is owned by their slots, which keep it until they have completed,
+        // or until the queue is destroyed.
         let result = unsafe { inline::post_srq_recv(self.srq.raw, next, &mut bad) };
         if result == 0 {
             self.staged.clear();
             return Ok(());
         }
-        Err(self.take_back(bad, result))
+        Err(self.reclaim_refused(bad, result))
     }
 
-    /// Takes back what the provider did not accept of the staged requests: from that at `bad` on.
+    /// Reclaims the staged requests that the provider did not accept: from that at `bad` on.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, bad: *mut sys::ibv_recv_wr, result: c_int) -> Refused {
+    fn reclaim_refused(&mut self, bad: *mut sys::ibv_recv_wr, result: c_int) -> Refused {
         let error = match result {
             errno if errno > 0 => io::Error::from_raw_os_error(errno),
             _ => io::Error::last_os_error(),
         };
         let requests = self.requests.as_ptr();
         let is_bad = |&slot: &u32| ptr::eq(requests.wrapping_add(slot as usize), bad);
-        // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
+        // A provider that names no request of this chain leaves open which it accepted: then they
+        // all stay in flight, where nothing can touch them.
         let accepted = self.staged.iter().position(is_bad).unwrap_or(self.staged.len());
         let buffers = self.unstage(accepted);
         self.staged.clear();
@@ -184,7 +187,6 @@ impl Poster {
         })
     }
 
-    /// Takes the staged requests from number `first` on back, and gives their buffers.
     fn unstage(&mut self, first: usize) -> Vec<Buffers> {
         let Self { srq, free, staged, .. } = self;
         let take = |slot| {
@@ -207,7 +209,6 @@ impl Poster {
         })
     }
 
-    /// What a refusal calls it.
     fn name(&self) -> RefusedBy {
         RefusedBy::Shared(self.srq.id())
     }
@@ -217,10 +218,14 @@ impl Poster {
     }
 }
 
-/// The receives of one call, being built: see [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives) (ibv_post_srq_recv(3)).
+/// The receives of one call, being built: see
+/// [`SharedReceiveQueue::post_receives`](super::SharedReceiveQueue::post_receives)
+/// (ibv_post_srq_recv(3)).
+#[doc(alias("ibv_post_srq_recv", "ibv_recv_wr"))]
 pub struct SharedReceiveBatch<'q> {
     poster: &'q mut Poster,
-    /// Why the batch is refused, if it is, and the buffers of the refused request and those after it.
+    /// Why the batch is refused, if it is, and the buffers of the refused request and those after
+    /// it.
     refusal: Option<Box<(Reason, Vec<Buffers>)>>,
 }
 
@@ -235,24 +240,25 @@ impl SharedReceiveBatch<'_> {
         batch.finish()
     }
 
-    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
+    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram is
+    /// placed behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
     #[inline]
     pub fn receive(&mut self, buffer: impl Sink) {
         self.receive_scatter([buffer]);
     }
 
-    /// Receives a message into several buffers, one filled after the other.
+    /// Receives a message into several buffers, filled in order (scatter).
     #[inline]
     pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
         const { assert!(N > 0, "a receive needs a buffer") };
         match self.check(&buffers) {
-            // SAFETY: the slot was free, and `check` has seen that the buffers fit.
+            // SAFETY: the slot was free, and `check` has verified that the buffers fit.
             Ok(slot) => unsafe { self.poster.stage(slot, buffers) },
             Err(reason) => self.refuse(reason, buffers),
         }
     }
 
-    /// A slot for the next request, if it can be staged; else why not.
+    /// A slot for the next request if it can be staged; otherwise the reason.
     #[inline]
     fn check<S: Sink, const N: usize>(&mut self, buffers: &[S; N]) -> Result<u32, Option<Reason>> {
         if self.refusal.is_some() {
@@ -269,7 +275,7 @@ impl SharedReceiveBatch<'_> {
         self.poster.take_slot().ok_or_else(|| Some(self.poster.queue_full()))
     }
 
-    /// Keeps the buffers, to be given back with the refusal; the first one's reason counts.
+    /// Keeps the buffers, to be returned with the refusal; the first reason counts.
     #[cold]
     #[inline(never)]
     fn refuse<S: Sink, const N: usize>(&mut self, reason: Option<Reason>, buffers: [S; N]) {
@@ -308,7 +314,7 @@ impl SharedReceiveBatch<'_> {
 }
 
 impl Drop for SharedReceiveBatch<'_> {
-    /// Only an unwinding panic in the closure that builds the batch comes here.
+    /// Reached only by a panic that unwinds out of the closure that builds the batch.
     fn drop(&mut self) {
         drop(self.poster.unstage(0));
     }

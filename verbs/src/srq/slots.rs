@@ -1,11 +1,16 @@
-//! What is in flight on a shared receive queue: a slot per request, each holding the request's buffers, and the way of a slot back to the poster.
+//! What is in flight on a shared receive queue: a slot per request, each holding the request's
+//! buffers, and the return path of a slot to the poster.
 //!
-//! Requests complete in any order, and in the completion queue of whichever queue pair took them: the slots are no ring. The *poster* (whoever has the
-//! `&mut SharedReceiveQueue`) takes a slot off its free list, fills it and posts. The *poller* of a completion queue empties the slot that a completion names,
-//! and puts its number into the [`Returns`] of that completion queue, from which the poster collects it: single producer, single consumer, loads and stores only.
+//! Requests complete in any order, and in the completion queue of the queue pair that consumed
+//! them, so the slots are not a ring. The *poster* (the owner of the `&mut SharedReceiveQueue`)
+//! takes a slot off its free list, fills it and posts. The *poller* of a completion queue empties
+//! the slot that a completion names, and pushes its number to the [`ReturnRing`] of that completion
+//! queue, from which the poster collects it: single producer, single consumer, loads and stores
+//! only.
 //!
-//! Invariant: a slot is in one place at a time: on the poster's free list, posted, or in one `Returns`. The poster owns its buffers until it is posted; the poller
-//! whose queue gets the completion owns them from then on, until it is in the `Returns`.
+//! Invariant: a slot is in one place at a time: on the poster's free list, posted, or in one
+//! `ReturnRing`. The poster owns its buffers until it is posted; the poller whose queue gets the
+//! completion owns them from then on, until the slot is in the `ReturnRing`.
 
 use std::sync::Arc;
 
@@ -13,7 +18,6 @@ use crate::memory::{Buffers, RangePtr};
 use crate::qp::{Queue, Ring};
 use crate::sync::{AtomicBool, AtomicU32, Handed, Ordering};
 
-/// The slots of one shared receive queue.
 pub(crate) struct Slots(Box<[Slot]>);
 
 struct Slot {
@@ -24,8 +28,9 @@ struct Slot {
 
 // SAFETY: the slots own their buffers, which are Send.
 unsafe impl Send for Slots {}
-// SAFETY: the buffers of a slot are accessed by the party that owns them (see the module's invariant). Ownership passes to the poller by `posted`, and back to the
-// poster by a counter of `Returns`, each stored with release and loaded with acquire.
+// SAFETY: the buffers of a slot are accessed by the party that owns them (see the module's
+// invariant). Ownership passes to the poller by `posted`, and back to the poster by a counter of
+// `ReturnRing`, each stored with release and loaded with acquire.
 unsafe impl Sync for Slots {}
 
 impl Slots {
@@ -37,10 +42,10 @@ impl Slots {
         Self((0..depth).map(slot).collect())
     }
 
-    /// Poster: puts `buffers` into a slot, before the device hears of them.
+    /// Poster: puts `buffers` into a slot, before the request is posted.
     ///
     /// # Safety
-    /// The caller is the poster; the slot is one that its free list had.
+    /// The caller is the poster; the slot came from its free list.
     #[inline(always)]
     pub(super) unsafe fn put(&self, slot: u32, buffers: Buffers) {
         if let Some(slot) = self.0.get(slot as usize) {
@@ -50,25 +55,27 @@ impl Slots {
         }
     }
 
-    /// Takes what a slot holds; `None` when it is not posted.
+    /// Takes the buffers of a slot; `None` when it is not posted.
     ///
     /// # Safety
-    /// The device is done with the request, and tells only the caller so; or the caller is the poster, and the device did not take it.
+    /// The device is done with the request, and has reported so only to the caller; or the caller
+    /// is the poster, and the device did not accept it.
     #[inline(always)]
     pub(crate) unsafe fn take(&self, slot: u32) -> Option<Buffers> {
         let slot = self.0.get(slot as usize)?;
-        // Acquire: what the poster put is visible.
+        // Acquire: the buffers that the poster put are visible.
         if !slot.posted.load(Ordering::Acquire) {
             return None;
         }
         slot.posted.store(false, Ordering::Relaxed);
-        // SAFETY: it is posted, so the slot owns the list; nobody else takes it, by contract.
+        // SAFETY: it is posted, so the slot owns the list; nothing else takes it, by contract.
         Some(unsafe { Buffers::from_head(slot.buffers.get()) })
     }
 }
 
 impl Drop for Slots {
-    /// Drops what is posted. The shared receive queue, which holds a reference, has been destroyed: the device is done with all of it.
+    /// Drops the posted buffers. The shared receive queue, which holds a reference, has been
+    /// destroyed: the device is done with all of them.
     fn drop(&mut self) {
         for slot in 0..self.0.len() as u32 {
             // SAFETY: `&mut self`: there is neither poster nor poller left.
@@ -77,35 +84,35 @@ impl Drop for Slots {
     }
 }
 
-/// Alone on its cache lines, as in `qp/ring.rs`.
+/// Padded to its own pair of cache lines against false sharing, as in `qp/ring.rs`.
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 /// The slots that the poller of one completion queue has emptied, on their way back to the poster.
-pub(crate) struct Returns {
+pub(crate) struct ReturnRing {
     /// The shared receive queue's key: the upper half of its requests' `wr_id`.
     key: u32,
     slots: Arc<Slots>,
     /// At least as many as there are slots, so that it is never full; a power of two.
     entries: Box<[AtomicU32]>,
-    /// Slots put in so far. Written by the poller.
-    pushed: Alone<AtomicU32>,
-    /// Slots taken out so far. Written by the poster.
-    popped: Alone<AtomicU32>,
+    /// Slots pushed so far. Written by the poller.
+    pushed: CachePadded<AtomicU32>,
+    /// Slots popped so far. Written by the poster.
+    popped: CachePadded<AtomicU32>,
     /// Stands for a queue pair that the poller does not know.
-    unknown: Ring,
+    unknown_qp: Ring,
 }
 
-impl Returns {
+impl ReturnRing {
     pub(super) fn new(key: u32, slots: Arc<Slots>) -> Self {
         let entries = slots.0.len().next_power_of_two();
         Self {
             key,
             slots,
             entries: (0..entries).map(|_| AtomicU32::new(0)).collect(),
-            pushed: Alone(AtomicU32::new(0)),
-            popped: Alone(AtomicU32::new(0)),
-            unknown: Ring::new(0, Queue::Receive, 0),
+            pushed: CachePadded(AtomicU32::new(0)),
+            popped: CachePadded(AtomicU32::new(0)),
+            unknown_qp: Ring::new(0, Queue::Receive, 0),
         }
     }
 
@@ -113,26 +120,28 @@ impl Returns {
         self.key
     }
 
-    pub(crate) fn unknown(&self) -> &Ring {
-        &self.unknown
+    pub(crate) fn unknown_qp(&self) -> &Ring {
+        &self.unknown_qp
     }
 
-    /// Poller: takes what the slot of a completed request holds, and gives the slot back. `None` when no such request is posted.
+    /// Poller: takes the buffers of a completed request's slot, and returns the slot. `None` when
+    /// no such request is posted.
     ///
     /// # Safety
-    /// The caller is the poller of the completion queue that this was made for, and has a completion of that request.
+    /// The caller is the poller of the completion queue that this was created for, and has a
+    /// completion of that request.
     pub(crate) unsafe fn retire(&self, slot: u32) -> Option<Buffers> {
-        // SAFETY: the device says that it is done with the request, in this completion queue only (ibv_post_srq_recv(3)).
+        // SAFETY: the device has reported that it is done with the request, in this completion
+        // queue only (ibv_post_srq_recv(3)).
         let buffers = unsafe { self.slots.take(slot) }?;
-        // There is room: no slot is in here twice.
+        // Never full: no slot is in here twice.
         let at = self.pushed.0.load(Ordering::Relaxed);
         self.entry(at).store(slot, Ordering::Relaxed);
-        // Release: the poster may fill the slot anew, now that it was emptied.
+        // Release: the poster may refill the slot now that it is empty.
         self.pushed.0.store(at.wrapping_add(1), Ordering::Release);
         Some(buffers)
     }
 
-    /// Poster: the next slot that came back.
     pub(super) fn pop(&self) -> Option<u32> {
         let at = self.popped.0.load(Ordering::Relaxed);
         if at == self.pushed.0.load(Ordering::Acquire) {

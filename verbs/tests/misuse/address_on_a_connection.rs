@@ -1,4 +1,4 @@
-//! A connected queue pair sends to its peer alone.
+//! A connected queue pair sends to its peer only.
 use doorbell_verbs::{AddressHandle, Buffer, QKey, Qpn, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer, ah: &AddressHandle, qpn: Qpn) {

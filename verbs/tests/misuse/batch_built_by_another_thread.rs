@@ -1,4 +1,4 @@
-//! A batch is built by the thread that rings: a provider may have begun it under a lock of that thread's.
+//! A batch is built by the thread that rings the doorbell: a provider may hold a per-thread lock.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer) {

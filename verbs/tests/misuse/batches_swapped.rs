@@ -1,4 +1,4 @@
-//! Two batches cannot be exchanged, so that each is posted where it was begun.
+//! Two batches cannot be swapped, so that each is posted to its own queue.
 use doorbell_verbs::QueuePair;
 
 fn misuse(one: &mut QueuePair, other: &mut QueuePair) {

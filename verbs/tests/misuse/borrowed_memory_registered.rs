@@ -1,4 +1,4 @@
-//! Memory that is only borrowed may go while the device uses it: what is registered is owned.
+//! Registered memory is owned: borrowed memory could be freed while the device uses it.
 use doorbell_verbs::{Local, ProtectionDomain};
 
 fn misuse(pd: &ProtectionDomain) {

@@ -1,4 +1,4 @@
-//! A buffer is the only one of its range: were there two, one could be written while the other is posted.
+//! A buffer is unique: a copy could be written while the other is posted.
 use doorbell_verbs::Buffer;
 
 fn misuse(buffer: &Buffer) -> Buffer {

@@ -1,4 +1,4 @@
-//! Who splits a buffer has its parts, and the whole no more.
+//! Splitting a buffer consumes it: only its parts are left.
 use doorbell_verbs::Buffer;
 
 fn misuse(buffer: Buffer) -> (Buffer, Buffer) {

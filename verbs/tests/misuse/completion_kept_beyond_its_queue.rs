@@ -1,4 +1,4 @@
-//! A completion tells of what lies in its queue; the buffers taken from it may be kept, itself not.
+//! A completion refers to its queue; only the buffers taken from it may be kept.
 use doorbell_verbs::{Completion, CompletionQueue};
 
 fn misuse(mut cq: CompletionQueue) -> Option<Completion<'static>> {

@@ -1,4 +1,4 @@
-//! Completions lie in their queue, which stays as long as they are read.
+//! Completions borrow their queue, which cannot be dropped while they are read.
 use doorbell_verbs::CompletionQueue;
 
 fn misuse(mut cq: CompletionQueue) {

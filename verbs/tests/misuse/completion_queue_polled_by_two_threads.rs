@@ -1,4 +1,4 @@
-//! A completion queue has one poller at a time, on whatever thread.
+//! A completion queue has one poller at a time, on any thread.
 use doorbell_verbs::CompletionQueue;
 
 fn misuse(cq: &mut CompletionQueue) {

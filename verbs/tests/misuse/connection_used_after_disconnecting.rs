@@ -1,4 +1,4 @@
-//! There is nothing to hear from a connection that this side has ended.
+//! A disconnected connection has no events.
 
 use std::time::Duration;
 

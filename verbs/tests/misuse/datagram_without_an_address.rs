@@ -1,4 +1,4 @@
-//! A UD queue pair has no peer: each message names where it goes.
+//! A UD queue pair has no peer: each message needs an address.
 use doorbell_verbs::{Buffer, QueuePair, Ud};
 
 fn misuse(qp: &mut QueuePair<Ud>, buffer: Buffer) {

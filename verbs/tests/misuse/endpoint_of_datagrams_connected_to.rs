@@ -1,4 +1,4 @@
-//! An endpoint for datagrams is none to connect to.
+//! A UD endpoint cannot be connected to.
 use doorbell_verbs::{PreparedQueuePair, Uc, UdEndpoint};
 
 fn misuse(qp: PreparedQueuePair<Uc>, peer: &UdEndpoint) {

@@ -1,4 +1,4 @@
-//! The poll of an extended queue ends with its completions: none of them can be read after it.
+//! The poll of an extended queue ends with its cursor: no completion can be read after it.
 use doorbell_verbs::{Completion, CompletionQueue, Extended};
 
 fn misuse(cq: &mut CompletionQueue<Extended>) {

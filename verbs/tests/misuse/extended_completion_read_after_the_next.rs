@@ -1,4 +1,4 @@
-//! A completion of an extended queue is read by calls of the device, which tell of the current one alone.
+//! The read calls of an extended queue return fields of the current completion only.
 use doorbell_verbs::{CompletionQueue, Extended};
 
 fn misuse(cq: &mut CompletionQueue<Extended>) {

@@ -1,4 +1,4 @@
-//! Completions of an extended queue are no iterator: the device shows one at a time.
+//! Completions of an extended queue are no iterator: only one is current at a time.
 use doorbell_verbs::{CompletionQueue, Extended};
 
 fn misuse(cq: &mut CompletionQueue<Extended>) {

@@ -1,4 +1,4 @@
-//! Who has started a poll of an extended queue has its lock, and must end it.
+//! The thread that started a poll of an extended queue holds its lock, and must end it.
 use doorbell_verbs::{CompletionQueue, Extended};
 
 fn misuse(cq: &mut CompletionQueue<Extended>) {

@@ -1,4 +1,4 @@
-//! A window bound for reading gives no key to write with.
+//! A window bound for reading has no key for writing.
 use doorbell_verbs::{BoundWindow, Buffer, QueuePair, Read};
 
 fn misuse(qp: &mut QueuePair, window: &BoundWindow<Read>, buffer: Buffer) {

@@ -1,4 +1,4 @@
-//! A window that is not bound has no key to hand to a peer.
+//! An unbound window has no key.
 use doorbell_verbs::MemoryWindow;
 
 fn misuse(window: &MemoryWindow) {

@@ -1,4 +1,4 @@
-//! Registered for reading.
+//! Registered for reading only.
 use doorbell_verbs::{Buffer, Opaque, Remote, RemoteRead, Write};
 
 fn key(buffer: &Buffer<Opaque<RemoteRead>>) -> Remote<Write> {

@@ -1,4 +1,4 @@
-//! There is no key to memory registered without remote rights.
+//! Memory registered without remote rights has no key for peers.
 use doorbell_verbs::Buffer;
 
 fn misuse(buffer: &Buffer) {

@@ -1,4 +1,4 @@
-//! A key is never turned into one that grants more.
+//! A key cannot be converted to one with more rights.
 use doorbell_verbs::{Read, ReadWrite, Remote};
 
 fn misuse(remote: Remote<Read>) -> Remote<ReadWrite> {

@@ -1,4 +1,4 @@
-//! The memory of a posted buffer cannot be had back, to be freed or moved.
+//! The memory of a posted buffer cannot be taken, to be freed or moved.
 use doorbell_verbs::{Buffer, Memory, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer) -> Memory {

@@ -1,4 +1,4 @@
-//! What may be done with a buffer is in its type: one that peers write does not pass for one that they don't.
+//! The rights of a buffer are in its type: remotely writable memory is not `Local`.
 use doorbell_verbs::{Buffer, Local, ProtectionDomain, RemoteWrite};
 
 fn misuse(pd: &ProtectionDomain) -> Buffer<Local> {

@@ -1,4 +1,4 @@
-//! Memory that a peer may read at any time is not written through a slice.
+//! Remotely readable memory is not written through a slice.
 use doorbell_verbs::{Buffer, RemoteRead};
 
 fn misuse(buffer: &mut Buffer<RemoteRead>) {

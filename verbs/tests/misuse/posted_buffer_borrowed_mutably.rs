@@ -1,4 +1,4 @@
-//! A loan of a buffer ends before it is posted.
+//! A borrow of a buffer ends before it is posted.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &mut QueuePair, mut buffer: Buffer) {

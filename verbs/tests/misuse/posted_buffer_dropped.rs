@@ -1,4 +1,4 @@
-//! A posted buffer cannot be dropped: the device may still touch its memory.
+//! A posted buffer cannot be dropped: the device may still access its memory.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer) {

@@ -1,4 +1,4 @@
-//! A posted buffer belongs to the queue until its completion gives it back.
+//! A posted buffer belongs to the queue until its completion returns it.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &mut QueuePair, mut buffer: Buffer) {

@@ -1,4 +1,4 @@
-//! A queue pair has one poster at a time: shared, it posts nothing.
+//! A queue pair has one poster at a time: a shared reference cannot post.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(qp: &QueuePair, first: Buffer, second: Buffer) {

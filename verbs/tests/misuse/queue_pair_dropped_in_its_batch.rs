@@ -1,4 +1,4 @@
-//! A queue pair lives at least until its batch is rung.
+//! A queue pair outlives its batch.
 use doorbell_verbs::{Buffer, QueuePair};
 
 fn misuse(mut qp: QueuePair, buffer: Buffer) {

@@ -1,4 +1,4 @@
-//! A READ needs memory that the device may write: frozen memory is read by many.
+//! A READ needs memory that the device may write: frozen memory is shared.
 use doorbell_verbs::{Buffer, Frozen, QueuePair, Read, Remote};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer<Frozen>, remote: Remote<Read>) {

@@ -1,4 +1,4 @@
-//! Frozen memory is read by many, so nothing receives into it.
+//! Frozen memory is shared, so it cannot be received into.
 use doorbell_verbs::{Buffer, Frozen, QueuePair};
 
 fn misuse(qp: &mut QueuePair, buffer: Buffer<Frozen>) {

@@ -1,4 +1,4 @@
-//! Others may be reading what the owner lends.
+//! A lent buffer may be read by others, so it cannot be received into.
 use std::sync::Arc;
 
 use doorbell_verbs::{QueuePair, RegistrationCache};

@@ -1,4 +1,4 @@
-//! A request for a connection is accepted or rejected, once.
+//! A connection request is accepted or rejected, once.
 
 use doorbell_verbs::cm::ConnectionRequest;
 

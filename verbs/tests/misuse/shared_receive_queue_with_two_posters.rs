@@ -1,4 +1,4 @@
-//! A shared receive queue has one poster; its handle only makes queue pairs.
+//! A shared receive queue has one poster; its handle only creates queue pairs.
 use doorbell_verbs::{Buffer, SharedReceiveQueue};
 
 fn misuse(srq: &SharedReceiveQueue, buffer: Buffer) {

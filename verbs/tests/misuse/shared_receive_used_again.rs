@@ -1,4 +1,4 @@
-//! A buffer posted to a shared receive queue belongs to it until a completion gives it back.
+//! A buffer posted to a shared receive queue belongs to it until a completion returns it.
 use doorbell_verbs::{Buffer, SharedReceiveQueue};
 
 fn misuse(srq: &mut SharedReceiveQueue, mut buffer: Buffer) {

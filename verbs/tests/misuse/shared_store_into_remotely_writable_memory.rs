@@ -1,4 +1,4 @@
-//! Whoever stores has the buffer alone: another thread's load of another width would race with it.
+//! Stores need the only reference: another thread's load of another width would race.
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{Buffer, RemoteWrite};

@@ -1,4 +1,4 @@
-//! Sleeping polls: what an earlier poll has found must have been read.
+//! Sleeping polls, so the completions of an earlier poll must have been read.
 
 use doorbell_verbs::CompletionQueue;
 

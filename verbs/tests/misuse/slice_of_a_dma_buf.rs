@@ -1,7 +1,7 @@
-//! The processor does not reach this memory: a GPU's, by a dma-buf, or the adapter's own.
+//! The CPU cannot access this memory: a GPU dma-buf, or device memory of the adapter.
 use doorbell_verbs::{Buffer, Local, Opaque};
 
-fn look(buffer: Buffer<Opaque<Local>>) -> u8 {
+fn misuse(buffer: Buffer<Opaque<Local>>) -> u8 {
     buffer[0]
 }
 

@@ -1,4 +1,4 @@
-//! Memory that windows are bound to may be written by peers at any time: it is no slice.
+//! Peers may write memory with windows at any time: it is never a slice.
 use doorbell_verbs::{Buffer, Windowed};
 
 fn misuse(buffer: &Buffer<Windowed>) -> &[u8] {

@@ -1,4 +1,4 @@
-//! A table of verbs, or a changed copy of one, needs somebody's promise that its functions may be believed.
+//! A table of verbs, or a modified copy of one, needs the unsafe `Promise` of sound functions.
 #![forbid(unsafe_code)]
 
 use core::ffi::c_char;

@@ -1,4 +1,4 @@
-//! A second poll of an extended queue would wait for the first to end, for ever.
+//! A second poll of an extended queue would deadlock on the lock of the first.
 use doorbell_verbs::{CompletionQueue, Extended};
 
 fn misuse(cq: &mut CompletionQueue<Extended>) {

@@ -1,4 +1,4 @@
-//! Windows are bound to memory that was registered for it.
+//! Windows are bound only to memory registered for it.
 use doorbell_verbs::{Buffer, MemoryWindow, QueuePair, Read};
 
 fn misuse(qp: &mut QueuePair, window: MemoryWindow, buffer: &Buffer) {

@@ -1,4 +1,4 @@
-//! A window on its way to be invalidated has no key any more.
+//! A window being invalidated has no key any more.
 use doorbell_verbs::{BoundWindow, QueuePair, Write};
 
 fn misuse(qp: &mut QueuePair, window: BoundWindow<Write>) {

@@ -1,4 +1,4 @@
-//! A word stays eight bytes: no other buffer can be put in its place.
+//! A word stays eight bytes: no other buffer can replace it.
 use doorbell_verbs::{Buffer, Word};
 
 fn misuse(word: &mut Word, buffer: Buffer) {

@@ -1,4 +1,5 @@
-//! Address handles of the stub: it tells what each was made of, and that none goes while a send with it is not completed.
+//! Address handles of the stub: it records how each was created, and asserts that none is destroyed
+//! while a send with it is incomplete.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -8,17 +9,14 @@ use doorbell_verbs_sys::*;
 use super::provider::{set_errno, stub_of};
 use super::{Stub, Verb};
 
-/// What a handle was made of.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin {
-    /// An address vector.
     Vector(ibv_ah_attr),
-    /// A completion and the header of its datagram.
+    /// A completion and the GRH of its datagram.
     Completion(ibv_wc, [u8; 40]),
 }
 
 impl Stub {
-    /// What the handles made so far were made of, in order.
     pub(crate) fn handles(&self) -> Vec<Origin> {
         self.state().handles.clone()
     }

@@ -1,24 +1,24 @@
-//! `ibv_create_qp_ex` and the `ibv_wr_*` of its queue pairs (ibv_wr_post(3)): requests are noted from `wr_start` on, and posted by `wr_complete`, all or none.
+//! `ibv_create_qp_ex` and the `ibv_wr_*` of its queue pairs (ibv_wr_post(3)): requests are recorded
+//! from `wr_start` on, and posted by `wr_complete`, all or none.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::*;
 
-use crate::allocation::OfTheProvider;
+use crate::allocation::ProviderScope;
 
 use super::provider::{create, sges_of, stub_of};
 use super::{Posted, StubQp, Verb, flush};
 
-/// A batch being built.
 #[derive(Default)]
 pub(super) struct Building {
     requests: Vec<Posted>,
-    /// Whether the last of them has been given its data.
+    /// Whether the last of them has its data.
     has_data: bool,
 }
 
-/// As `create_qp`, and with the functions of the operations asked for.
+/// As `create_qp`, with the functions of the requested operations.
 pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     // SAFETY: the caller's.
     let (stub, attr) = unsafe { (stub_of(context), &mut *attr) };
@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
     attr.cap = init.cap;
     let without = stub.state().without;
     let has = |operation: u32| attr.send_ops_flags & u64::from(operation & !without) != 0;
-    // SAFETY: just made.
+    // SAFETY: just created.
     let qp = unsafe { &mut *raw.cast::<ibv_qp_ex>() };
     qp.wr_start = Some(start);
     qp.wr_complete = Some(complete);
@@ -64,15 +64,13 @@ pub(super) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     qp.cast()
 }
 
-/// Does `what` with the queue pair's state.
 unsafe fn with<R>(qp: *mut ibv_qp_ex, what: impl FnOnce(&mut StubQp) -> R) -> R {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: the caller's.
     let (stub, qpn) = unsafe { (stub_of((*qp).qp_base.context), (*qp).qp_base.qp_num) };
     what(stub.state().qps.get_mut(&qpn).unwrap())
 }
 
-/// Does `what` with the batch that was begun.
 unsafe fn building(qp: *mut ibv_qp_ex, what: impl FnOnce(&mut Building)) {
     // SAFETY: the caller's.
     unsafe { with(qp, |qp| what(qp.building.as_mut().expect("a batch was begun"))) }
@@ -96,7 +94,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: the caller's.
     let (stub, qpn) = unsafe { (stub_of((*qp).qp_base.context), (*qp).qp_base.qp_num) };
     let failing = stub.failing(Verb::PostSend);
@@ -127,7 +125,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     0
 }
 
-/// Begins a request, of which `fill` completes what its operation has.
+/// Starts a request, which `fill` completes with the fields of its operation.
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Posted)) {
     // SAFETY: the caller's.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
@@ -152,14 +150,13 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: u32, fill: impl FnOnce(&mut Posted))
                 "the request before has no data"
             );
             batch.has_data = false;
-            let _uncounted = OfTheProvider::begin();
+            let _uncounted = ProviderScope::begin();
             fill(&mut request);
             batch.requests.push(request);
         });
     }
 }
 
-/// Gives the last request its data.
 unsafe fn data(qp: *mut ibv_qp_ex, fill: impl FnOnce(&mut Posted)) {
     // SAFETY: the caller's.
     unsafe {
@@ -210,7 +207,7 @@ unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, leng
     // SAFETY: the caller's.
     unsafe {
         data(qp, |request| {
-            // As a list has it, so that tests need not tell the two apart.
+            // Recorded as in a post list, so that tests need not distinguish the two.
             request.flags |= IBV_SEND_INLINE;
             request.inline = core::slice::from_raw_parts(addr.cast::<u8>(), length).to_vec();
             if length != 0 {

@@ -1,5 +1,6 @@
-//! The stub's completion channels, asynchronous events, and what else changes a completion queue. Events go by a semaphore, as the soft device's do, and an object
-//! destroyed with events unacknowledged, for which a real library would wait for ever, fails the test.
+//! The stub's completion channels, asynchronous events, and completion queue modifications. Events
+//! are counted by a semaphore, as the soft device's are. An object destroyed with unacknowledged
+//! events, for which a real library would wait for ever, fails the test.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::VecDeque;
@@ -18,17 +19,16 @@ struct Channel {
 }
 
 impl Stub {
-    /// Contexts opened from now on have the extended functions.
     pub(crate) fn extend(&self) {
         self.extended.store(1, core::sync::atomic::Ordering::Relaxed);
     }
 
-    /// The oldest send of a queue pair completes just before a completion queue is next armed: when a sleeper has polled for the last time.
+    /// The oldest send of a queue pair completes just before a completion queue is next armed:
+    /// after a sleeper's last poll.
     pub(crate) fn complete_before_arming(&self, qpn: u32) {
         self.state().completes_before_arming = Some(qpn);
     }
 
-    /// Something happens to a queue pair.
     pub(crate) fn raise_on(&self, qpn: u32, event_type: u32) {
         let qp = self.state().qps[&qpn].raw as *mut ibv_qp;
         self.raise(ibv_async_event {
@@ -46,7 +46,7 @@ impl Stub {
         });
     }
 
-    /// Something happens to the port, or to the device.
+    /// Raises an event of the port, or of the device.
     pub(crate) fn raise_on_port(&self, event_type: u32) {
         self.raise(ibv_async_event {
             element: ibv_async_event_element { port_num: 1 },
@@ -59,12 +59,10 @@ impl Stub {
         post(self.async_fd);
     }
 
-    /// How often completion events were acknowledged.
     pub(crate) fn acknowledgements(&self) -> usize {
         self.state().acknowledgements
     }
 
-    /// Completions and microseconds of the last moderation.
     pub(crate) fn moderation(&self) -> Option<(u16, u16)> {
         self.state().moderation
     }
@@ -87,13 +85,14 @@ impl Stub {
     }
 }
 
-/// No descriptor: Miri knows no eventfd that is a semaphore, and no poll(2). The tests that wait are not built for it.
+/// No descriptor: Miri supports no eventfd that is a semaphore, and no poll(2). The tests that wait
+/// are not built for it.
 #[cfg(miri)]
 pub(super) fn semaphore() -> c_int {
     -1
 }
 
-/// A blocking semaphore that poll(2) knows.
+/// A blocking semaphore that works with poll(2).
 #[cfg(not(miri))]
 pub(super) fn semaphore() -> c_int {
     // SAFETY: no preconditions.
@@ -109,14 +108,14 @@ fn post(fd: c_int) {
 
 static ONE: u64 = 1;
 
-/// Whether there was something to take; blocks if the descriptor does. If not, `errno` says why.
+/// Whether a unit was taken; blocks if the descriptor does. If not, `errno` is set.
 fn take(fd: c_int) -> bool {
     let mut count = 0_u64;
     // SAFETY: an eventfd, and room for its count.
     unsafe { libc::read(fd, (&raw mut count).cast(), 8) == 8 }
 }
 
-/// A completion has come to `cq`.
+/// A completion has been added to `cq`.
 pub(super) fn completed(cq: &Cq, failed: bool) {
     let mut armed = cq.armed.lock().unwrap();
     if armed.is_none_or(|solicited| solicited && !failed) {
@@ -130,7 +129,6 @@ pub(super) fn completed(cq: &Cq, failed: bool) {
     }
 }
 
-/// `cq` goes: nobody hears of it any more.
 pub(super) fn forget(cq: &Cq) {
     let address = (&raw const *cq) as usize;
     // SAFETY: live.
@@ -192,7 +190,7 @@ pub(super) unsafe extern "C" fn get_cq_event(
             continue;
         };
         let found = address as *mut ibv_cq;
-        // SAFETY: a live queue's, as `forget` sees to; the others are the caller's.
+        // SAFETY: a live queue's, as `forget` ensures; the others are the caller's.
         unsafe {
             stub_of((*found).context).hand_out(address);
             (*cq, *cq_context) = (found, (*found).cq_context);
@@ -227,7 +225,7 @@ pub(super) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
 }
 
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: given by get_async_event, of the one device that has such an object, or else of any.
+    // SAFETY: filled by get_async_event, of the one device that has such an object, or else of any.
     let event = unsafe { *event };
     let object = object_of(&event);
     if object != 0 {
@@ -236,7 +234,7 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     }
 }
 
-/// The address of what an event is of; 0 for port and device.
+/// The address of an event's object; 0 for port and device.
 fn object_of(event: &ibv_async_event) -> usize {
     match event.event_type {
         IBV_EVENT_DEVICE_FATAL
@@ -247,7 +245,7 @@ fn object_of(event: &ibv_async_event) -> usize {
         | IBV_EVENT_SM_CHANGE
         | IBV_EVENT_CLIENT_REREGISTER
         | IBV_EVENT_GID_CHANGE => 0,
-        // SAFETY: of all others it is a pointer.
+        // SAFETY: for all others it is a pointer.
         _ => unsafe { event.element.qp as usize },
     }
 }
@@ -257,7 +255,7 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     if let Some(errno) = unsafe { stub_of((*cq).context) }.failing(Verb::ResizeCq) {
         return errno;
     }
-    // SAFETY: live. As hardware does it, more than asked for.
+    // SAFETY: live. Rounded up, as hardware does.
     unsafe { (*cq).cqe = (cqe as u32).next_multiple_of(16) as c_int };
     0
 }

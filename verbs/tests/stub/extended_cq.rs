@@ -1,5 +1,6 @@
-//! The stub's extended completion queues. Misuse, which a real provider answers by waiting for its own lock for ever, fails the test: a poll started twice, advanced or ended when it
-//! is not open, read when nothing is current, or a queue pair destroyed by the thread that polls its queue.
+//! The stub's extended completion queues. Misuse, for which a real provider would deadlock on its
+//! own lock, fails the test: a poll started twice, advanced or ended when it is not open, read when
+//! no completion is current, or a queue pair destroyed by the thread that polls its queue.
 
 use core::ffi::{c_int, c_uint};
 
@@ -10,24 +11,22 @@ use doorbell_verbs_sys::*;
 use super::lock::{Mutex, MutexGuard};
 use super::provider::{set_errno, stub_of};
 use super::{Cq, Stub, Verb};
-use crate::allocation::OfTheProvider;
+use crate::allocation::ProviderScope;
 
-/// A poll that is open.
 pub(super) struct Open {
     thread: ThreadId,
-    /// What is current, until there is nothing more.
+    /// The current completion, until there are no more.
     current: Option<ibv_wc>,
 }
 
-/// The rate of the stub's clock: one tick in 4 ns.
+/// The rate of the stub's clock: one tick is 4 ns.
 pub(crate) const CLOCK_KHZ: u64 = 250_000;
 
-/// What the stub's clock shows for the completion with this `wr_id`.
+/// The stub's timestamp of the completion with this `wr_id`.
 pub(crate) fn ticks_of(wr_id: u64) -> u64 {
     0x1000_0000 + (wr_id & 0xffff)
 }
 
-/// And what the time of day then is.
 pub(crate) fn wallclock_of(wr_id: u64) -> u64 {
     1_700_000_000_000_000_000 + (wr_id & 0xffff)
 }
@@ -64,15 +63,15 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     raw.read_opcode = Some(read_opcode);
     raw.read_vendor_err = Some(read_vendor_err);
     raw.read_wc_flags = Some(read_wc_flags);
-    // As hardware does it: what was not asked for cannot be read.
-    macro_rules! asked {
+    // As in hardware, a field that was not requested cannot be read.
+    macro_rules! if_requested {
         ($($field:ident = $read:ident if $flag:ident;)*) => {
             $( if attr.wc_flags & u64::from($flag) != 0 {
                 raw.$field = Some($read);
             } )*
         };
     }
-    asked! {
+    if_requested! {
         read_byte_len = read_byte_len if IBV_WC_EX_WITH_BYTE_LEN;
         read_imm_data = read_imm_data if IBV_WC_EX_WITH_IMM;
         read_qp_num = read_qp_num if IBV_WC_EX_WITH_QP_NUM;
@@ -94,7 +93,6 @@ unsafe fn cq_of<'a>(cq: *mut ibv_cq_ex) -> (&'a Cq, &'static Stub) {
     unsafe { (&*cq.cast::<Cq>(), stub_of((*cq).context)) }
 }
 
-/// Makes the oldest completion current.
 unsafe fn advance(cq: *mut ibv_cq_ex, open: &mut Open) -> c_int {
     // SAFETY: live.
     let next = unsafe { cq_of(cq) }.0.queue.lock().unwrap().pop_front();
@@ -106,7 +104,7 @@ unsafe fn advance(cq: *mut ibv_cq_ex, open: &mut Open) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: live, both.
     let (inner, stub) = unsafe {
         assert_eq!((*attr).comp_mask, 0);
@@ -130,7 +128,6 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     result
 }
 
-/// The open poll, of this thread.
 fn open_of(poll: &Mutex<Option<Open>>) -> MutexGuard<'_, Option<Open>> {
     let poll = poll.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = poll.as_ref().expect("a poll is open");
@@ -139,7 +136,7 @@ fn open_of(poll: &Mutex<Option<Open>>) -> MutexGuard<'_, Option<Open>> {
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: live.
     let (inner, stub) = unsafe { cq_of(cq) };
     stub.state().polls.1 += 1;
@@ -154,7 +151,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: live.
     let (inner, stub) = unsafe { cq_of(cq) };
     *open_of(&inner.poll) = None;
@@ -171,7 +168,7 @@ pub(super) fn is_polled_here(cq: &Cq) -> bool {
 /// # Safety
 /// `cq` is live, and one of this provider.
 unsafe fn current(cq: *mut ibv_cq_ex) -> ibv_wc {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: by contract.
     let (inner, stub) = unsafe { cq_of(cq) };
     stub.state().reads += 1;
@@ -205,7 +202,7 @@ reads! {
     read_wallclock_ns: u64 = |wc| wallclock_of(wc.wr_id);
 }
 
-/// The device's clock stands a thousand ticks behind all completions.
+/// The device's clock is a thousand ticks behind all completions.
 pub(super) unsafe extern "C" fn query_rt_values(_: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: live.
     let values = unsafe { &mut *values };

@@ -1,4 +1,5 @@
-//! The stub's lock: the standard library's, but for ThreadSanitizer, which sees only locks that are compiled with its instrumentation (see `src/sync.rs`).
+//! The stub's lock: the standard library's, except for ThreadSanitizer, which sees only locks
+//! compiled with its instrumentation (see `src/sync.rs`).
 
 #[cfg(not(doorbell_tsan))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
@@ -12,7 +13,7 @@ mod seen {
 
     pub(crate) use parking_lot::MutexGuard;
 
-    /// parking_lot's lock, which is never poisoned, with the calls of the standard library's.
+    /// parking_lot's lock, which is never poisoned, with the interface of the standard library's.
     #[derive(Default)]
     pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
 

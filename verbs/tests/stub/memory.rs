@@ -1,4 +1,4 @@
-//! The stub's memory verbs beyond ibv_reg_mr: options, dma-bufs, device memory.
+//! The stub's memory verbs besides ibv_reg_mr: options, dma-bufs, device memory.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::cell::UnsafeCell;
@@ -8,10 +8,9 @@ use doorbell_verbs_sys::*;
 use super::Verb;
 use super::provider::{self, set_errno, stub_of};
 
-/// How much device memory a stub says it has.
 pub(crate) const DEVICE_MEMORY: u64 = 4096;
 
-/// A byte for regions that no host memory is behind: what their `addr` points to.
+/// A byte for regions without host memory: what their `addr` points to.
 static NOWHERE: u8 = 0;
 
 #[repr(C)]
@@ -44,7 +43,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
     // SAFETY: a live region.
     let (stub, old) = unsafe { (stub_of((*mr).context), (*mr).lkey) };
     if let Some(result) = stub.failing(Verb::ReregMr) {
-        // A result above 0 is no result of this verb: the device has no such call.
+        // A result above 0 is invalid for this verb: it stands for a device without the call.
         let (result, errno) = match result {
             errno if errno > 0 => (IBV_REREG_MR_ERR_CMD, errno),
             result => (result, libc::EINVAL),
@@ -54,7 +53,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
     }
     let mut state = stub.state();
     let (addr, length, _) = state.regions.remove(&old).expect("a live region");
-    // Other keys, as a device may give.
+    // Different keys, as a device may return.
     let key = old + 0x10_0000;
     state.regions.insert(key, (addr, length, access as u32));
     // SAFETY: as above.

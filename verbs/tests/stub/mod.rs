@@ -1,6 +1,8 @@
-//! A verbs provider in memory, for the tests of this crate: it records what it is given, and completes, refuses and fails as it is told.
+//! A verbs provider in memory, for the tests of this crate: it records what is posted, and
+//! completes, refuses and fails as tests instruct.
 //!
-//! It moves no data. Each test makes a device of its own, so that tests don't see each other's. This module is what tests tell it; `provider` is what the crate calls.
+//! It moves no data. Each test creates its own device, so tests are independent. This module is the
+//! tests' interface; `provider` is the crate's.
 
 mod address;
 mod calls;
@@ -23,7 +25,7 @@ use doorbell_verbs_sys::*;
 
 pub(crate) use address::Origin;
 
-/// Verbs of which a test may say that the next call fails, with an errno.
+/// Verbs whose next call tests can make fail, with an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Verb {
     RegMr,
@@ -35,9 +37,10 @@ pub(crate) enum Verb {
     CreateQpEx,
     ModifyQp,
     DestroyQp,
-    /// Takes all requests, and then says that it refused, but not which; by `ibv_wr_*`, takes none.
+    /// Accepts all requests, and then reports a refusal without saying which; with `ibv_wr_*`,
+    /// accepts none.
     PostSend,
-    /// Starting the poll of an extended queue, too.
+    /// Also the start of an extended queue's poll.
     PollCq,
     NextPoll,
     DestroyCq,
@@ -50,7 +53,6 @@ pub(crate) enum Verb {
     DestroySrq,
 }
 
-/// A request as the provider got it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
@@ -60,15 +62,12 @@ pub(crate) struct Posted {
     pub(crate) remote: (u64, u32),
     /// compare_add and swap.
     pub(crate) atomic: (u64, u64),
-    /// Where a datagram goes: address handle, queue pair and key.
+    /// A datagram's destination: address handle, queue pair and Q_Key.
     pub(crate) to: Option<(usize, u32, u32)>,
     /// Address, length, key.
     pub(crate) sges: Vec<(u64, u32, u32)>,
-    /// What an inline request carries.
     pub(crate) inline: Vec<u8>,
-    /// What a window is to be bound to.
     pub(crate) bind: Option<Bound>,
-    /// The key to be invalidated.
     pub(crate) invalidate: Option<u32>,
 }
 
@@ -82,7 +81,6 @@ pub(crate) struct Bound {
 }
 
 impl Posted {
-    /// A receive.
     fn receive(wr_id: u64, sges: Vec<(u64, u32, u32)>) -> Self {
         Self {
             wr_id,
@@ -104,17 +102,15 @@ impl Posted {
     }
 }
 
-/// One queue of a queue pair.
 #[derive(Default)]
 struct WorkQueue {
-    /// Posted and not yet completed.
     pending: VecDeque<Posted>,
-    /// How many calls of the post verb there were.
     doorbells: usize,
     /// The index in its list at which the next call refuses, and the errno.
     refuse: Option<(usize, c_int)>,
 }
 
+// fields: what tests set and observe, one each.
 struct StubQp {
     raw: usize,
     transport: u32,
@@ -126,57 +122,49 @@ struct StubQp {
     srq: usize,
     send: WorkQueue,
     recv: WorkQueue,
-    /// What is being told by `ibv_wr_*`.
+    /// The batch being built by `ibv_wr_*`.
     building: Option<calls::Building>,
-    /// How often that was aborted.
     aborts: usize,
-    /// What each transition was given.
     masks: Vec<u32>,
     attr: Option<ibv_qp_attr>,
 }
 
 #[derive(Default)]
+// fields: what tests set and observe, one each.
 struct State {
     qps: HashMap<u32, StubQp>,
-    /// By address.
     srqs: HashMap<usize, shared::StubSrq>,
-    /// Completions of a queue pair that are not polled go with it, as on hardware.
+    /// Unpolled completions of a queue pair are removed with it, as on some hardware.
     purges: bool,
     live: HashMap<&'static str, i32>,
-    /// Registered: key to address and length.
+    /// Registered regions: key to address, length and access.
     regions: HashMap<u32, (u64, u64, u32)>,
     fail: HashMap<Verb, c_int>,
     log: Vec<&'static str>,
-    /// What address handles were made of.
     handles: Vec<Origin>,
     port_state: u32,
-    /// Asynchronous events that nobody has read.
     async_events: VecDeque<ibv_async_event>,
     /// Events read and not acknowledged, by the address of their object.
     unacknowledged: HashMap<usize, u32>,
-    /// How often events were acknowledged.
     acknowledgements: usize,
     /// The queue pair whose oldest send completes just before a completion queue is next armed.
     completes_before_arming: Option<u32>,
-    /// How often polls of extended queues were started, advanced and ended; and how often their completions were read.
+    /// Number of starts, advances and ends of extended polls, and of reads of their completions.
     polls: (usize, usize, usize),
     reads: usize,
-    /// What a completion queue was last told of moderation.
     moderation: Option<(u16, u16)>,
-    /// The completion vector of the completion queue that was made last.
     vector: Option<c_int>,
-    /// The operations that `ibv_create_qp_ex` leaves out (`ibv_qp_create_send_ops_flags`).
     without: u32,
 }
 
 #[repr(C)]
 struct Cq {
-    /// Begins with what a classic queue has.
+    /// Begins with the fields of a classic queue.
     raw: ibv_cq_ex,
-    /// The poll that is open, if it is an extended one.
     poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
-    /// Whether the next completion makes an event; and whether only a failed one does, as nothing here is solicited.
+    /// Whether the next completion raises an event; and whether only a failed one does, as nothing
+    /// here is solicited.
     armed: Mutex<Option<bool>>,
 }
 
@@ -191,22 +179,22 @@ impl Cq {
     }
 }
 
-/// A device. Leaked, as its pointers go everywhere.
+/// A device. Leaked, as its pointers are shared freely.
 #[repr(C)]
 pub(crate) struct Stub {
     device: ibv_device,
     pub(crate) name: String,
     c_name: CString,
     state: Mutex<State>,
-    /// Complete every request as soon as it is posted.
+    /// Whether every request completes as soon as it is posted.
     auto: AtomicU32,
     /// Readable while there are asynchronous events.
     async_fd: c_int,
-    /// Contexts opened from now on have the extended functions.
+    /// Whether contexts opened from now on have the extended functions.
     extended: AtomicU32,
 }
 
-// SAFETY: `device` is never written after it was made; its pointers are null.
+// SAFETY: `device` is never written after creation; its pointers are null.
 unsafe impl Sync for Stub {}
 // SAFETY: as above.
 unsafe impl Send for Stub {}
@@ -248,7 +236,6 @@ impl Stub {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The next call of `verb` fails.
     pub(crate) fn fail(&self, verb: Verb, errno: c_int) {
         self.state().fail.insert(verb, errno);
     }
@@ -262,7 +249,6 @@ impl Stub {
         self.auto.store(1, Ordering::Relaxed);
     }
 
-    /// How many objects of a kind there are.
     pub(crate) fn live(&self, kind: &'static str) -> i32 {
         self.state().live.get(kind).copied().unwrap_or(0)
     }
@@ -290,12 +276,12 @@ impl Stub {
         (qp.send.doorbells, qp.recv.doorbells)
     }
 
-    /// How many batches of `ibv_wr_*` were aborted.
     pub(crate) fn aborts(&self, qpn: u32) -> usize {
         self.state().qps[&qpn].aborts
     }
 
-    /// Queue pairs made from now on by `ibv_create_qp_ex` have not these operations (`ibv_qp_create_send_ops_flags`).
+    /// Queue pairs created from now on by `ibv_create_qp_ex` lack these operations
+    /// (`ibv_qp_create_send_ops_flags`).
     pub(crate) fn without(&self, operations: u32) {
         self.state().without = operations;
     }
@@ -308,17 +294,15 @@ impl Stub {
         self.state().qps[&qpn].attr.unwrap()
     }
 
-    /// The next post to the send queue is refused at its request number `index`.
     pub(crate) fn refuse_send(&self, qpn: u32, index: usize, errno: c_int) {
         self.state().qps.get_mut(&qpn).unwrap().send.refuse = Some((index, errno));
     }
 
-    /// The next post to the receive queue is refused at its request number `index`.
     pub(crate) fn refuse_receive(&self, qpn: u32, index: usize, errno: c_int) {
         self.state().qps.get_mut(&qpn).unwrap().recv.refuse = Some((index, errno));
     }
 
-    /// Completes the oldest `n` sends: those signalled get a completion.
+    /// Completes the oldest `n` sends: signaled ones get a completion.
     pub(crate) fn complete_sends(&self, qpn: u32, n: usize) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();
@@ -357,7 +341,8 @@ impl Stub {
         push(qp.recv_cq, wc);
     }
 
-    /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with `flags` besides.
+    /// Completes the oldest receive with a datagram of `len` bytes from queue pair `source`, with
+    /// these additional `flags`.
     pub(crate) fn complete_datagram(&self, qpn: u32, len: u32, source: u32, flags: u32) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();
@@ -368,7 +353,7 @@ impl Stub {
         push(qp.recv_cq, wc);
     }
 
-    /// Fails the oldest send with `status`; all others are flushed, and the queue pair is in error.
+    /// Fails the oldest send with `status`; all others are flushed, and the queue pair is in ERR.
     pub(crate) fn fail_send(&self, qpn: u32, status: u32) {
         let mut state = self.state();
         let qp = state.qps.get_mut(&qpn).unwrap();
@@ -378,7 +363,7 @@ impl Stub {
         flush(qp, qpn);
     }
 
-    /// Puts a completion in the queue that receives of this queue pair complete to.
+    /// Adds a completion with this `wr_id` to the receive completion queue of a queue pair.
     pub(crate) fn forge(&self, qpn: u32, wr_id: u64) {
         let state = self.state();
         push(
@@ -387,14 +372,12 @@ impl Stub {
         );
     }
 
-    /// The completion queues of a queue pair.
     fn queues_of(&self, qpn: u32) -> [usize; 2] {
         let state = self.state();
         let qp = &state.qps[&qpn];
         [qp.send_cq, qp.recv_cq]
     }
 
-    /// The completion vector of the completion queue that was made last by `ibv_create_cq`.
     pub(crate) fn vector(&self) -> Option<c_int> {
         self.state().vector
     }
@@ -443,7 +426,7 @@ fn success(request: &Posted, qpn: u32) -> ibv_wc {
     completion(request.wr_id, qpn, IBV_WC_SUCCESS, opcode)
 }
 
-/// As hardware does it: what an error completion does not define is garbage.
+/// As in hardware, the fields that an error completion does not define are garbage.
 fn failure(wr_id: u64, qpn: u32, status: u32) -> ibv_wc {
     let mut wc = completion(wr_id, qpn, status, 0xdead);
     wc.byte_len = 0xdead_beef;
@@ -462,7 +445,6 @@ fn push(cq: usize, wc: ibv_wc) {
     events::completed(cq, wc.status != IBV_WC_SUCCESS);
 }
 
-/// The library whose devices are the stubs.
 pub(crate) fn library() -> Library {
     Library::new(&provider::API)
 }

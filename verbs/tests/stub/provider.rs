@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use doorbell_verbs_sys::*;
 
-use crate::allocation::OfTheProvider;
+use crate::allocation::ProviderScope;
 
 use super::address::{create_ah, create_ah_from_wc, destroy_ah};
 use super::events::{
@@ -29,14 +29,15 @@ pub(super) fn set_errno(errno: c_int) {
 unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     let devices = DEVICES.lock().unwrap();
     let listed = devices.iter().map(|stub| (&raw const **stub).cast_mut().cast());
-    // As in the real list, a null pointer comes last, by which its length is known when it is freed.
+    // As in the real list, a null pointer terminates it, by which its length is found when it is
+    // freed.
     let list: Box<[*mut ibv_device]> = listed.chain([core::ptr::null_mut()]).collect();
     // SAFETY: the caller's.
     unsafe { *num = list.len() as c_int - 1 };
     Box::into_raw(list).cast()
 }
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: made by get_device_list, thus a box that ends behind the first null pointer.
+    // SAFETY: allocated by get_device_list, thus a box that ends behind the first null pointer.
     unsafe {
         let len = (0..).take_while(|&at| !(*list.add(at)).is_null()).count() + 1;
         drop(Box::from_raw(core::ptr::slice_from_raw_parts_mut(list, len)));
@@ -80,7 +81,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(events::req_notify_cq);
     stub.count("context", 1);
-    // SAFETY: a member of what was just made.
+    // SAFETY: a member of the struct just allocated.
     unsafe { &raw mut (*Box::into_raw(whole)).context }
 }
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
@@ -127,7 +128,7 @@ unsafe extern "C" fn query_port(context: *mut ibv_context, _: u8, attr: *mut _co
     }
     0
 }
-/// Index 1 holds 10.0.0.1, index 2 a link-local address, the others nothing.
+/// Index 1 holds 10.0.0.1, index 2 a link-local address; the others are empty.
 unsafe extern "C" fn query_gid(_: *mut ibv_context, _: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
     let mut raw = [0; 16];
     match index {
@@ -191,7 +192,8 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     if let Some(errno) = stub.failing(Verb::DeregMr) {
         return errno;
     }
-    // SAFETY: the memory must still be there: whoever frees it before this has it read here, which AddressSanitizer and valgrind see.
+    // SAFETY: the memory must still be there: if it was freed before, this read shows it under
+    // AddressSanitizer and valgrind.
     unsafe { addr.cast::<u8>().read_volatile() };
     stub.count("mr", -1);
     let mut state = stub.state();
@@ -213,7 +215,7 @@ unsafe extern "C" fn create_cq(
         set_errno(errno);
         return core::ptr::null_mut();
     }
-    // SAFETY: all-zero is a valid ibv_cq_ex, without calls.
+    // SAFETY: all-zero is a valid ibv_cq_ex, without functions.
     let mut raw: ibv_cq_ex = unsafe { core::mem::zeroed() };
     (raw.context, raw.cqe, raw.cq_context, raw.channel) = (context, cqe, cq_context, channel);
     // SAFETY: a live context.
@@ -256,7 +258,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     // SAFETY: the caller's.
     unsafe { create(pd, attr) }
 }
-/// Makes a queue pair that has no `ibv_wr_*` yet.
+/// Creates a queue pair without `ibv_wr_*` functions.
 pub(super) unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's.
     let stub = unsafe { stub_of((*pd).context) };
@@ -362,7 +364,7 @@ pub(super) unsafe fn sges_of(list: *const ibv_sge, num: c_int) -> Vec<(u64, u32,
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: the caller's.
     let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
     let mut state = stub.state();
@@ -377,7 +379,8 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
             return errno;
         }
         refuse = refuse.map(|(index, errno)| (index - 1, errno));
-        // SAFETY: the chain is well-formed by contract; both unions were written for the opcode, or are zero.
+        // SAFETY: the chain is well-formed by contract; both unions were written for the opcode, or
+        // are zero.
         let request = unsafe {
             let inline = if (*wr).send_flags & IBV_SEND_INLINE != 0 && (*wr).num_sge == 1 {
                 let sge = *(*wr).sg_list;
@@ -426,7 +429,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *
 }
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: the caller's.
     let (stub, qpn) = unsafe { (stub_of((*qp).context), (*qp).qp_num) };
     let mut state = stub.state();
@@ -450,7 +453,7 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, mut wr: *mut ibv_recv_wr, bad: *
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num: c_int, wc: *mut ibv_wc) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: made by create_cq.
     let cq = unsafe { &*cq.cast::<Cq>() };
     // SAFETY: a live context.
@@ -460,14 +463,14 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num: c_int, wc: *mut ibv_wc) -> c_
     let mut queue = cq.queue.lock().unwrap();
     let n = queue.len().min(num as usize);
     for (at, completion) in queue.drain(..n).enumerate() {
-        // SAFETY: the caller has room for `num`.
+        // SAFETY: the caller has space for `num`.
         unsafe { *wc.add(at) = completion };
     }
     n as c_int
 }
 
 pub(super) static API: Api = Api {
-    // SAFETY: the stub moves no data, and asserts that nothing is destroyed before what was made of it.
+    // SAFETY: the stub moves no data, and asserts that nothing is destroyed before its dependents.
     promise: unsafe { Promise::given() },
     get_device_list,
     free_device_list,

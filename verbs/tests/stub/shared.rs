@@ -1,10 +1,10 @@
-//! The stub's shared receive queues: tests say which queue pair takes which receive.
+//! The stub's shared receive queues: tests choose which queue pair consumes which receive.
 
 use core::ffi::{c_int, c_void};
 
 use doorbell_verbs_sys::*;
 
-use crate::allocation::OfTheProvider;
+use crate::allocation::ProviderScope;
 
 use super::provider::{set_errno, sges_of, stub_of};
 use super::{Cq, Posted, Stub, StubQp, Verb, WorkQueue, completion, failure, push};
@@ -18,37 +18,34 @@ pub(super) struct StubSrq {
 }
 
 impl Stub {
-    /// The shared receive queue of a queue pair, as it is in C.
     fn srq_of(&self, qpn: u32) -> usize {
         let srq = self.state().qps[&qpn].srq;
         assert_ne!(srq, 0, "the queue pair has a shared receive queue");
         srq
     }
 
-    /// What the sizes of a queue pair's own receive queue are, and whether it has a shared one.
     pub(crate) fn has_shared_receives(&self, qpn: u32) -> bool {
         self.state().qps[&qpn].srq != 0
     }
 
-    /// What is posted to the shared receive queue of a queue pair.
     pub(crate) fn pending_shared(&self, qpn: u32) -> Vec<Posted> {
         let srq = self.srq_of(qpn);
         self.state().srqs[&srq].queue.pending.iter().cloned().collect()
     }
 
-    /// How many calls of ibv_post_srq_recv there were.
     pub(crate) fn shared_doorbells(&self, qpn: u32) -> usize {
         let srq = self.srq_of(qpn);
         self.state().srqs[&srq].queue.doorbells
     }
 
-    /// The next post to the shared receive queue of a queue pair is refused at its request number `index`.
+    /// Makes the next post to the shared receive queue of a queue pair refuse its request number
+    /// `index`.
     pub(crate) fn refuse_shared(&self, qpn: u32, index: usize, errno: c_int) {
         let srq = self.srq_of(qpn);
         self.state().srqs.get_mut(&srq).unwrap().queue.refuse = Some((index, errno));
     }
 
-    /// A queue pair takes the receive at `place` and completes it with a message of `len` bytes.
+    /// A queue pair consumes the receive at `place` and completes it with a message of `len` bytes.
     pub(crate) fn complete_shared(&self, qpn: u32, place: usize, len: u32) {
         self.end_shared(qpn, place, |request| {
             let mut wc = completion(request.wr_id, qpn, IBV_WC_SUCCESS, IBV_WC_RECV);
@@ -57,7 +54,7 @@ impl Stub {
         });
     }
 
-    /// A queue pair flushes the receive at `place`, which it held.
+    /// A queue pair flushes the receive at `place`, which it had consumed.
     pub(crate) fn flush_shared(&self, qpn: u32, place: usize) {
         self.end_shared(qpn, place, |request| failure(request.wr_id, qpn, IBV_WC_WR_FLUSH_ERR));
     }
@@ -70,13 +67,11 @@ impl Stub {
         push(state.qps[&qpn].recv_cq, end(&request));
     }
 
-    /// The limit that is armed on the shared receive queue of a queue pair.
     pub(crate) fn limit(&self, qpn: u32) -> u32 {
         let srq = self.srq_of(qpn);
         self.state().srqs[&srq].limit
     }
 
-    /// Something happens to the shared receive queue of a queue pair.
     pub(crate) fn raise_on_shared(&self, qpn: u32, event_type: u32) {
         let srq = self.srq_of(qpn) as *mut ibv_srq;
         self.raise(ibv_async_event {
@@ -85,13 +80,13 @@ impl Stub {
         });
     }
 
-    /// From now on completions that are not polled go with their queue pair.
+    /// From now on unpolled completions are removed with their queue pair.
     pub(crate) fn purge_completions(&self) {
         self.state().purges = true;
     }
 }
 
-/// Takes the completions of a queue pair that is gone out of its completion queues.
+/// Removes the completions of a destroyed queue pair from its completion queues.
 pub(super) fn purge(gone: &StubQp, qpn: u32) {
     for cq in [gone.send_cq, gone.recv_cq] {
         // SAFETY: they outlive the queue pair.
@@ -175,7 +170,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _uncounted = OfTheProvider::begin();
+    let _uncounted = ProviderScope::begin();
     // SAFETY: the caller's.
     let stub = unsafe { stub_of((*srq).context) };
     let mut state = stub.state();

@@ -1,4 +1,5 @@
-//! Memory windows of the stub: counted and logged, so that tests see in which order they go.
+//! Memory windows of the stub: counted and logged, so that tests see the order of their
+//! destruction.
 
 use core::ffi::c_int;
 
@@ -29,7 +30,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
 }
 
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: made by alloc_mw, and given up.
+    // SAFETY: allocated by alloc_mw, and owned by the caller.
     let mw = unsafe { Box::from_raw(mw) };
     // SAFETY: live.
     let stub = unsafe { stub_of(mw.context) };
@@ -74,10 +75,10 @@ fn bound(rkey: u32, info: &ibv_mw_bind_info) -> Bound {
     }
 }
 
-/// What a posted request does with a window: its binding, and the key it invalidates.
+/// The effect of a posted request on a window: its binding, and the key it invalidates.
 ///
 /// # Safety
-/// The request has what its opcode says.
+/// The request's fields match its opcode.
 pub(super) unsafe fn of_request(wr: &ibv_send_wr) -> (Option<Bound>, Option<u32>) {
     match wr.opcode {
         IBV_WR_BIND_MW => {

@@ -1,12 +1,15 @@
-//! A copy of an extended queue's completion that answers the same calls: so that one which a poll has left in the middle is read as any other.
+//! A copy of an extended queue's completion that provides the same read functions, so that a
+//! completion which an abandoned poll left half yielded is read like any other.
 
 use core::ffi::c_int;
 
 use doorbell_verbs_sys as sys;
 
-/// Begins with what callers know of an extended queue; the calls find the rest behind it.
+/// Begins with the part of an extended queue that callers know; the read functions find the rest
+/// behind it.
 #[repr(C)]
-pub(super) struct Held {
+// fields: one for each read function of `ibv_cq_ex`.
+pub(super) struct HeldCompletion {
     queue: sys::ibv_cq_ex,
     opcode: sys::ibv_wc_opcode,
     vendor_err: u32,
@@ -22,14 +25,14 @@ pub(super) struct Held {
     wallclock_ns: u64,
 }
 
-impl Held {
-    /// Of nothing yet.
+impl HeldCompletion {
     pub(super) fn new() -> Box<Self> {
-        // SAFETY: all-zero is a valid value: integers, null pointers and absent calls.
+        // SAFETY: all-zero is a valid value: integers, null pointers and absent functions.
         Box::new(unsafe { core::mem::zeroed() })
     }
 
-    /// Copies the current completion of `from`: what is valid in it (ibv_poll_cq(3): in a failed one, status, vendor's code and queue pair).
+    /// Copies the valid fields of the current completion of `from` (ibv_poll_cq(3): in a failed
+    /// one, status, vendor error and queue pair number).
     ///
     /// # Safety
     /// `from` is live, and has a current completion.
@@ -70,15 +73,14 @@ impl Held {
     }
 }
 
-/// The calls.
 mod calls {
-    use super::{Held, c_int, sys};
+    use super::{HeldCompletion, c_int, sys};
 
     macro_rules! read {
         ($($field:ident: $type:ty),* $(,)?) => {
             $( pub(super) unsafe extern "C" fn $field(queue: *mut sys::ibv_cq_ex) -> $type {
-                // SAFETY: called by way of the queue at the beginning of such a copy alone.
-                unsafe { (*queue.cast::<Held>()).$field }
+                // SAFETY: called only through the queue at the beginning of such a copy.
+                unsafe { (*queue.cast::<HeldCompletion>()).$field }
             } )*
         };
     }
@@ -98,7 +100,6 @@ mod calls {
         wallclock_ns: u64,
     }
 
-    /// There is no other.
     pub(super) unsafe extern "C" fn next_poll(_: *mut sys::ibv_cq_ex) -> c_int {
         nix::errno::Errno::ENOENT as c_int
     }

@@ -1,86 +1,87 @@
-//! Many threads that wait for what comes from one source, of which one at a time, the *leader*, reads it for all.
+//! Many threads wait for events of one source, and one of them at a time, the *leader*, reads it
+//! for all (the leader/followers pattern).
 //!
-//! What is read is put into a record, and each waiter looks for its own there: nothing is lost to the wrong reader. The leader sleeps on the source, and records all that is
-//! there before it gives up the lead; the others sleep until it does. While there is a leader nobody else reads from the source: it would go on sleeping for what is gone
-//! again.
+//! Events read go into a record, and each waiter takes its own from there, so no event is lost to
+//! the wrong reader. The leader sleeps on the source, and records all events that are there before
+//! it releases the lead; the followers sleep until it does. While there is a leader no other thread
+//! reads the source: the leader would sleep for events that are already consumed.
 
 use std::time::{Duration, Instant};
 
-use super::left_until;
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
+use crate::wait::remaining_until;
 
-/// What events are read from, into an `R`.
-pub(super) trait Source<R> {
+/// A source of events, which are recorded in an `R`.
+pub(super) trait EventSource<R> {
     type Error;
 
-    /// Reads all the events that are there, without blocking. Says whether there were any, even if it failed then.
+    /// Reads all available events without blocking. Returns whether there were any, even if it
+    /// failed after them.
     fn read(&self, record: &mut R) -> (bool, Result<(), Self::Error>);
 
-    /// Sleeps until there are events, or reading them would fail; until the deadline at most.
+    /// Sleeps until there are events, reading them would fail, or the deadline passes.
     fn sleep(&self, deadline: Option<Instant>) -> Result<(), Self::Error>;
 }
 
-/// The record, and who waits for it to grow.
+/// The record, and the threads and tasks that wait for it to grow.
 #[derive(Default)]
-pub(super) struct Lead<R> {
+pub(super) struct LeaderFollowers<R> {
     state: Mutex<State<R>>,
-    /// The record has grown, or the lead is free.
+    /// Notified when the record has grown, or the lead is free.
     changed: Condvar,
     /// The same, for tasks.
     #[cfg(feature = "tokio")]
-    told: ::tokio::sync::Notify,
+    task_notify: ::tokio::sync::Notify,
 }
 
 #[derive(Default)]
 struct State<R> {
     record: R,
-    /// Whether a thread sleeps on the source.
-    led: bool,
+    has_leader: bool,
 }
 
-impl<R> Lead<R> {
-    /// Does something with the record, which others don't see meanwhile.
+impl<R> LeaderFollowers<R> {
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut R) -> T) -> T {
         change(&mut sync::lock(&self.state).record)
     }
 
-    /// What tells tasks that the record has grown, or that the lead is free.
+    /// Notifies tasks when the record has grown, or the lead is free.
     #[cfg(feature = "tokio")]
-    pub(super) fn told(&self) -> &::tokio::sync::Notify {
-        &self.told
+    pub(super) fn task_notify(&self) -> &::tokio::sync::Notify {
+        &self.task_notify
     }
 
-    fn read<S: Source<R>>(&self, source: &S, state: &mut State<R>) -> Result<(), S::Error> {
+    fn read<S: EventSource<R>>(&self, source: &S, state: &mut State<R>) -> Result<(), S::Error> {
         let (any, result) = source.read(&mut state.record);
         if any {
-            self.tell();
+            self.notify_waiters();
         }
         result
     }
 
-    fn tell(&self) {
+    fn notify_waiters(&self) {
         self.changed.notify_all();
         #[cfg(feature = "tokio")]
-        self.told.notify_waiters();
+        self.task_notify.notify_waiters();
     }
 
-    /// What `find` makes of the record, without blocking.
-    pub(super) fn look<S: Source<R>, T>(
+    /// Applies `find` to the record, after reading available events, without blocking.
+    pub(super) fn try_find<S: EventSource<R>, T>(
         &self,
         source: &S,
         find: &mut impl FnMut(&mut R) -> Option<T>,
     ) -> Result<Option<T>, S::Error> {
         let mut state = sync::lock(&self.state);
         let found = find(&mut state.record);
-        if found.is_some() || state.led {
+        if found.is_some() || state.has_leader {
             return Ok(found);
         }
         self.read(source, &mut state)?;
         Ok(find(&mut state.record))
     }
 
-    /// Sleeps until `find` finds something in the record. `None` when the deadline came first.
-    pub(super) fn wait<S: Source<R>, T>(
+    /// Sleeps until `find` finds something in the record. `None` when the deadline passed first.
+    pub(super) fn wait<S: EventSource<R>, T>(
         &self,
         source: &S,
         deadline: Option<Instant>,
@@ -91,18 +92,18 @@ impl<R> Lead<R> {
             if let Some(found) = find(&mut state.record) {
                 return Ok(Some(found));
             }
-            if !state.led {
+            if !state.has_leader {
                 self.read(source, &mut state)?;
                 if let Some(found) = find(&mut state.record) {
                     return Ok(Some(found));
                 }
             }
-            let left = left_until(deadline);
+            let left = remaining_until(deadline);
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
-            state = if state.led {
-                // Until the leader has read events or given up the lead.
+            state = if state.has_leader {
+                // A follower sleeps until the leader has read events or released the lead.
                 sync::wait(&self.changed, state, left)
             } else {
                 self.lead(source, state, deadline)?
@@ -110,21 +111,21 @@ impl<R> Lead<R> {
         }
     }
 
-    /// Sleeps until there are events, and reads them.
-    fn lead<'a, S: Source<R>>(
+    /// As the leader: sleeps until there are events, and reads them.
+    fn lead<'a, S: EventSource<R>>(
         &'a self,
         source: &S,
         mut state: MutexGuard<'a, State<R>>,
         deadline: Option<Instant>,
     ) -> Result<MutexGuard<'a, State<R>>, S::Error> {
-        state.led = true;
+        state.has_leader = true;
         drop(state);
         let slept = source.sleep(deadline);
         let mut state = sync::lock(&self.state);
-        state.led = false;
+        state.has_leader = false;
         let read = self.read(source, &mut state);
-        // Whatever came of it, another must take the lead.
-        self.tell();
+        // Whatever the result, another thread must take the lead.
+        self.notify_waiters();
         slept?;
         read.map(|()| state)
     }

@@ -1,4 +1,5 @@
-//! Loom's model of threads that wait on one source: none sleeps for what another has read, or for a lead that nobody has. Run by `cargo xtask sanitize loom`.
+//! Loom model of threads that wait on one source: none sleeps for an event that another has read,
+//! or for a lead that no thread has. Run by `cargo xtask sanitize loom`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +14,6 @@ use super::*;
 struct Descriptor {
     events: Mutex<VecDeque<u32>>,
     readable: Condvar,
-    /// Whether the next sleep fails.
     fails: Mutex<bool>,
 }
 
@@ -24,7 +24,7 @@ impl Descriptor {
     }
 }
 
-impl Source<Vec<u32>> for Descriptor {
+impl EventSource<Vec<u32>> for Descriptor {
     type Error = u32;
 
     fn read(&self, record: &mut Vec<u32>) -> (bool, Result<(), u32>) {
@@ -48,13 +48,12 @@ impl Source<Vec<u32>> for Descriptor {
 
 #[derive(Default)]
 struct Channel {
-    lead: Lead<Vec<u32>>,
+    waiters: LeaderFollowers<Vec<u32>>,
     descriptor: Descriptor,
 }
 
 const FAILURE: u32 = 7;
 
-/// Takes event `wanted` out of the record.
 fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
     move |record| {
         let at = record.iter().position(|&event| event == wanted)?;
@@ -64,11 +63,11 @@ fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
 
 impl Channel {
     fn wait(&self, wanted: u32) -> Result<Option<u32>, u32> {
-        self.lead.wait(&self.descriptor, None, of(wanted))
+        self.waiters.wait(&self.descriptor, None, of(wanted))
     }
 }
 
-/// A model whose deadlock, a thread that sleeps for ever, loom reports.
+/// A model whose deadlocks (a thread that sleeps for ever) loom reports.
 fn model(run: impl Fn(Arc<Channel>) + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -76,7 +75,7 @@ fn model(run: impl Fn(Arc<Channel>) + Sync + Send + 'static) {
 }
 
 #[test]
-fn each_waiter_gets_its_own_event_whoever_reads_it() {
+fn each_waiter_gets_its_own_event_whichever_thread_reads_it() {
     model(|channel| {
         let waiting = [1, 2].map(|wanted| {
             let channel = Arc::clone(&channel);
@@ -110,13 +109,13 @@ fn a_leader_that_fails_leaves_the_lead_to_another() {
 }
 
 #[test]
-fn one_who_only_looks_tells_those_who_sleep() {
+fn a_non_blocking_reader_wakes_the_sleeping_waiters() {
     model(|channel| {
         let waiter = Arc::clone(&channel);
         let waiting = thread::spawn(move || waiter.wait(1));
         channel.descriptor.raise(1);
-        // It may read the event of the other, who must hear of it.
-        let found = channel.lead.look(&channel.descriptor, &mut of(2));
+        // It may read the event of the waiter, which must be notified.
+        let found = channel.waiters.try_find(&channel.descriptor, &mut of(2));
         assert_eq!(found, Ok(None));
         assert_eq!(waiting.join().unwrap(), Ok(Some(1)));
     });

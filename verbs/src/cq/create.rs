@@ -1,4 +1,4 @@
-//! Making completion queues.
+//! Creating completion queues (ibv_create_cq(3), ibv_create_cq_ex(3)).
 
 use core::ffi::c_int;
 use core::mem::ManuallyDrop;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, inline};
 
-use super::classic::Fetched;
-use super::extended::Calls;
-use super::members::Members;
+use super::classic::WcBatch;
+use super::extended::ExtendedPoll;
+use super::locked_registry::LockedRegistry;
 use super::{Classic, CompletionQueue, CqInner, Extended, size};
 use crate::context::{Context, ContextInner};
 use crate::error::CompletionQueueError;
@@ -19,7 +19,8 @@ use crate::event::channel::{ChannelInner, CqId};
 use crate::raw::Lender;
 
 impl CqInner {
-    /// Makes a queue by `create`, which gets the number of entries, the queue's id, and its channel or null.
+    /// Creates a queue by `create`, which gets the number of entries, the queue's id, and its
+    /// channel or null.
     fn make(
         context: &Context,
         entries: u32,
@@ -37,13 +38,13 @@ impl CqInner {
         let cqe = size::checked(context, entries)?;
         let id = CqId::next();
         if let Some(channel) = channel {
-            channel.enlist(id);
+            channel.register_cq(id);
         }
         let raw = create(cqe, id, channel.map_or(core::ptr::null_mut(), |channel| channel.raw()));
         if raw.is_null() {
             let error = io::Error::last_os_error();
             if let Some(channel) = channel {
-                channel.strike(id);
+                channel.unregister_cq(id);
             }
             return Err(CompletionQueueError::Create {
                 verb,
@@ -52,12 +53,13 @@ impl CqInner {
                 error,
             });
         }
-        // SAFETY: just made, by this context.
+        // SAFETY: just created, by this context.
         Ok(unsafe { Self::adopt(context, raw, (id, channel), None) })
     }
 
     /// # Safety
-    /// `raw` is a live queue of this device, which nobody but the lender destroys, and nobody else polls; its events bring `id`, if it is on a channel.
+    /// `raw` is a live queue of this device, which only the lender, if any, destroys, and which
+    /// nothing else polls; its events carry `id`, if it is on a channel.
     unsafe fn adopt(
         context: &Arc<ContextInner>,
         raw: *mut sys::ibv_cq,
@@ -71,7 +73,7 @@ impl CqInner {
             context: ManuallyDrop::new(Arc::clone(context)),
             id,
             channel: ManuallyDrop::new(channel.map(Arc::clone)),
-            members: Members::new(capacity),
+            registry: LockedRegistry::new(capacity),
             polled_by: AtomicUsize::new(0),
             lender,
         }
@@ -88,34 +90,39 @@ impl CompletionQueue<Classic> {
         let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let (api, raw_context) = (context.inner().api, context.inner().raw);
         let inner = CqInner::make(context, entries, channel, "ibv_create_cq", |cqe, id, channel| {
-            // SAFETY: context and channel are live, and of one device; the user pointer is a number.
+            // SAFETY: context and channel are live, and of one device; the user pointer is a
+            // number.
             unsafe { (api.create_cq)(raw_context, cqe, id.to_context(), channel, vector) }
         })?;
-        Ok(Self::new(inner, Fetched::new()))
+        Ok(Self::new(inner, WcBatch::new()))
     }
 
     /// # Safety
-    /// As of [`CqInner::adopt`]; it is empty, and on no channel.
+    /// As for [`CqInner::adopt`]; it is empty, and on no channel.
     pub(crate) unsafe fn adopt(context: &Context, raw: *mut sys::ibv_cq, lender: Lender) -> Self {
         // SAFETY: by contract.
         let inner = unsafe { CqInner::adopt(context.inner(), raw, (CqId::next(), None), lender) };
-        Self::new(inner, Fetched::new())
+        Self::new(inner, WcBatch::new())
     }
 }
 
 impl CompletionQueue<Extended> {
     /// # Safety
-    /// As of [`CqInner::adopt`]; it is empty, on no channel, was made by ibv_create_cq_ex(3), and has the three functions that poll.
+    /// As for [`CqInner::adopt`]; it is empty, on no channel, was created by ibv_create_cq_ex(3),
+    /// and has the three functions that poll.
     pub(crate) unsafe fn adopt_extended(context: &Context, raw: *mut sys::ibv_cq_ex, lender: Lender) -> Self {
-        // SAFETY: by contract; an extended queue begins with what all queues have.
+        // SAFETY: by contract; an `ibv_cq_ex` begins with the fields of `ibv_cq`.
         let inner = unsafe { CqInner::adopt(context.inner(), raw.cast(), (CqId::next(), None), lender) };
-        // SAFETY: it lives as long as `inner`, which goes after the calls, and they are there by contract.
-        let calls = unsafe { Calls::new(raw) };
+        // SAFETY: it lives as long as `inner`, which is dropped after the poll state; the functions
+        // are present by contract.
+        let calls = unsafe { ExtendedPoll::new(raw) };
         Self::new(inner, calls)
     }
 }
 
-/// Builds an extended completion queue (ibv_create_cq_ex(3)); made by [`Context::extended_completion_queue`].
+/// Builds an extended completion queue (ibv_create_cq_ex(3)); created by
+/// [`Context::extended_completion_queue`].
+#[doc(alias("ibv_cq_init_attr_ex", "ibv_create_cq_ex"))]
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until create() is called"]
 pub struct ExtendedCompletionQueueBuilder<'a> {
@@ -135,29 +142,36 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
         }
     }
 
-    /// `channel` tells when the queue has something to poll.
+    /// Puts the queue on `channel`, which reports when it has completions.
+    #[doc(alias = "comp_channel")]
     pub fn on(mut self, channel: &'a CompletionChannel) -> Self {
         self.channel = Some(channel);
         self
     }
 
-    /// Completions say when they came by the device's clock: see [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
+    /// Completions carry a timestamp of the device's clock: see
+    /// [`Completion::timestamp_ticks`](crate::Completion::timestamp_ticks).
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
         self
     }
 
-    /// Completions say when they came by the time of day: see [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
+    /// Completions carry a wall-clock timestamp: see
+    /// [`Completion::wallclock_ns`](crate::Completion::wallclock_ns).
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
     pub fn wallclock(mut self) -> Self {
         self.fields |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         self
     }
 
-    /// Makes the queue.
+    /// Creates the queue.
     ///
     /// # Errors
-    /// When the device has no extended queues (an error of kind [`Unsupported`](io::ErrorKind::Unsupported)), or none with what was asked for, or as large; when
+    /// When the device has no extended queues (an error of kind
+    /// [`Unsupported`](io::ErrorKind::Unsupported)), none with these fields, or none as large; when
     /// it refuses, or the channel is another device's.
+    #[doc(alias = "ibv_create_cq_ex")]
     pub fn create(self) -> Result<CompletionQueue<Extended>, CompletionQueueError> {
         let raw_context = self.context.inner().raw;
         let verb = "ibv_create_cq_ex";
@@ -172,11 +186,12 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 flags: 0,
                 parent_domain: core::ptr::null_mut(),
             };
-            // SAFETY: context and channel are live, and of one device; the user pointer is a number.
+            // SAFETY: context and channel are live, and of one device; the user pointer is a
+            // number.
             unsafe { inline::create_cq_ex(raw_context, &mut attr) }.cast()
         })?;
         let raw = inner.raw.cast::<sys::ibv_cq_ex>();
-        // SAFETY: just made.
+        // SAFETY: just created.
         let complete =
             unsafe { (*raw).start_poll.is_some() && (*raw).next_poll.is_some() && (*raw).end_poll.is_some() };
         if !complete {
@@ -187,8 +202,9 @@ impl<'a> ExtendedCompletionQueueBuilder<'a> {
                 error: io::ErrorKind::Unsupported.into(),
             });
         }
-        // SAFETY: it lives as long as `inner`, which goes after the calls, and they are there.
-        let calls = unsafe { Calls::new(raw) };
+        // SAFETY: it lives as long as `inner`, which is dropped after the poll state; the functions
+        // are present.
+        let calls = unsafe { ExtendedPoll::new(raw) };
         Ok(CompletionQueue::new(inner, calls))
     }
 }

@@ -1,0 +1,57 @@
+//! How the threads that create and destroy queue pairs communicate with the poller: a [`Registry`]
+//! behind a lock, and a flag that spares the poller the lock.
+
+use std::sync::Arc;
+
+use super::table::Registry;
+use crate::qp::Ring;
+use crate::sync::{self, AtomicBool, Mutex, MutexGuard, Ordering};
+
+pub(crate) struct LockedRegistry {
+    registry: Mutex<Registry>,
+    /// Whether the registry holds departures that the poller has not processed.
+    changed: AtomicBool,
+}
+
+impl LockedRegistry {
+    pub(crate) fn new(capacity: u32) -> Self {
+        Self {
+            registry: Mutex::new(Registry::new(capacity)),
+            changed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Registry> {
+        sync::lock(&self.registry)
+    }
+
+    /// Reserves the entries that `ring` needs, and assigns it a key. Err: the number of free
+    /// entries.
+    pub(super) fn attach(&self, ring: &Arc<Ring>) -> Result<u32, u32> {
+        self.lock().attach(ring)
+    }
+
+    pub(super) fn detach(&self, key: u32, ring: &Ring) {
+        if self.lock().detach(key, ring) {
+            self.set_changed();
+        }
+    }
+
+    /// Sets the changed flag. Called after the registry was changed: were the flag set before, the
+    /// poller could clear it and find nothing.
+    pub(super) fn set_changed(&self) {
+        self.changed.store(true, Ordering::Release);
+    }
+
+    /// Poller: whether the registry changed since `clear_changed`.
+    #[inline(always)]
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed.load(Ordering::Acquire)
+    }
+
+    /// Poller: clears the flag before it reads the registry, so that a change made meanwhile sets
+    /// it again.
+    pub(super) fn clear_changed(&self) {
+        self.changed.store(false, Ordering::Relaxed);
+    }
+}
