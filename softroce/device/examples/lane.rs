@@ -1,4 +1,5 @@
-//! What a lane costs between two processes that spin: half a round trip of a small record, and the bandwidth of each mover beside memcpy and process_vm_readv(2) alone.
+//! The cost of a shm ring between two busy-polling processes: half a round trip of a small record,
+//! and the bandwidth of each copy mode beside memcpy and process_vm_readv(2) alone.
 //!
 //! `cargo run --release -p doorbell-softroce --example lane`
 
@@ -20,7 +21,7 @@ type Failure = Box<dyn Error>;
 
 /// How long each measurement takes.
 const TIME: Duration = Duration::from_millis(300);
-/// Bytes of the buffer that messages are taken from in turn.
+/// Bytes of the buffer that messages are taken from.
 const BUFFER: usize = 4 << 20;
 const HEADER: [u8; 28] = [7; 28];
 const REFERRER: Referrer<'static> = Referrer { qpn: 1, keys: &[1] };
@@ -32,7 +33,7 @@ enum Mover {
     Ring,
 }
 
-/// What the measuring process tells the other one to do, in the header of a record.
+/// A command of the measuring process, in the header of a record.
 #[derive(Clone, Copy)]
 struct Order {
     mover: Mover,
@@ -75,7 +76,7 @@ fn receive<R>(receiver: &mut Receiver, mut take: impl FnMut(Received<'_>) -> R) 
             return Ok(taken);
         }
         spin_loop();
-        // The clock is looked at so seldom that it costs nothing.
+        // Read seldom enough to cost nothing.
         if turn % (1 << 20) == 0 && begin.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(10) {
             break;
         }
@@ -83,7 +84,7 @@ fn receive<R>(receiver: &mut Receiver, mut take: impl FnMut(Received<'_>) -> R) 
     Err("the other process says nothing any more".into())
 }
 
-/// The other process: answers small records, and sends the messages that it is asked for.
+/// The other process: echoes small records, and sends the requested messages.
 fn serve(mut sender: Sender, mut receiver: Receiver, buffer: &[u8], id: SegmentId) -> Result<(), Failure> {
     let mut inline = vec![0; 1 << 16];
     loop {
@@ -122,7 +123,8 @@ fn serve(mut sender: Sender, mut receiver: Receiver, buffer: &[u8], id: SegmentI
                     }
                     Mover::Ring => {
                         let (reference, at) = sender.copy_in(packet.len())?;
-                        // SAFETY: as many bytes of the lane, which nobody but the receiver has, and it only copies.
+                        // SAFETY: as many bytes of the ring, which only the receiver shares, and it
+                        // only copies.
                         unsafe { std::ptr::copy_nonoverlapping(packet.as_ptr(), at, packet.len()) };
                         reference
                     }
@@ -150,7 +152,7 @@ fn half_round_trip(sender: &mut Sender, receiver: &mut Receiver, bytes: usize) -
     Ok(best)
 }
 
-/// From an order to the end of the copy of one payload that is referred to.
+/// From a command to the end of the copy of one referenced payload.
 fn answer(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: usize) -> Result<f64, Failure> {
     let mut target = vec![0_u8; bytes];
     let mut best = f64::INFINITY;
@@ -175,7 +177,7 @@ fn bandwidth(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: 
     let order = Order { mover, bytes, messages };
     send(sender, &order.encode(), Payload::Inline(&[]))?;
     let mut begin = Instant::now();
-    // The first tenth brings pages and caches in.
+    // The first tenth warms up pages and caches.
     let warm = messages / 10;
     for message in 0..messages {
         if message == warm {
@@ -190,7 +192,7 @@ fn bandwidth(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: 
     Ok(((messages - warm) * bytes) as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// Bytes per second of one thread that copies messages of `bytes` with `copy(from, len, to)`.
+/// Bytes per second of one thread that copies messages of `bytes` with `copy(from, to)`.
 fn alone(bytes: usize, mut copy: impl FnMut(usize, &mut [u8]) -> Result<(), Failure>) -> Result<f64, Failure> {
     let mut target = vec![0_u8; BUFFER];
     let mut moved = 0;
@@ -219,7 +221,7 @@ fn main() -> Result<(), Failure> {
     let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a new mapping, which is never unmapped.
     let start = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, &file, 0) }?;
-    // SAFETY: all of the mapping; what both processes of this example read is not written any more when there are two.
+    // SAFETY: all of the mapping; neither process of this example writes to it after the fork.
     let buffer = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast::<u8>(), BUFFER) };
     buffer.fill(3);
     let place = segment::find(buffer.as_ptr().addr(), BUFFER).ok_or("the buffer is no segment")?;
@@ -228,7 +230,7 @@ fn main() -> Result<(), Failure> {
     let (mut sender, there) = Sender::create()?;
     let (other, here) = Sender::create()?;
     let parent = Pid::this();
-    // SAFETY: this process has one thread, so that the child may do whatever it likes.
+    // SAFETY: this process has one thread, so that the child may run any code.
     let child = match unsafe { fork() }? {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {

@@ -1,4 +1,5 @@
-//! Bandwidth and latency of RDMA WRITE between two processes on soft devices, without the layers above: for work on the device itself.
+//! Bandwidth and latency of RDMA WRITE between two processes on soft devices, without the layers
+//! above: for work on the device itself.
 //!
 //! `cargo run --release -p doorbell-softroce --example measure [BYTES [SECONDS]]`
 
@@ -76,7 +77,8 @@ impl Side {
             len: memory.len() * 8,
             iova: start.addr() as u64,
         };
-        // SAFETY: leaked, thus mapped for ever; of atomics, so that the device's writes break no reference's rules.
+        // SAFETY: leaked, thus mapped for ever; of atomics, so that the device's writes break no
+        // reference's rules.
         let mr = unsafe { pd.register(range, rights) }?;
         Ok(Self {
             device,
@@ -88,13 +90,13 @@ impl Side {
         })
     }
 
-    /// What the peer has to know, in one line.
+    /// What the peer needs to connect, in one line.
     fn key(&self) -> String {
         let (qpn, rkey, at) = (self.qp.number().get(), self.mr.rkey().0, self.memory.as_ptr().addr());
         format!("{} {qpn} {rkey} {at}", self.device.info().address.ip())
     }
 
-    /// Connects to the peer of that key, and gives its key and address.
+    /// Connects to the peer of that line, and returns its key and address.
     fn connect(&self, key: &str) -> Result<(RKey, u64)> {
         let parts: Vec<&str> = key.split_whitespace().collect();
         let [ip, qpn, rkey, at] = parts[..] else {
@@ -155,7 +157,7 @@ impl Side {
             .map_err(|error| format!("{error:?}").into())
     }
 
-    /// How many WRITEs completed since the last call.
+    /// WRITEs completed since the last call.
     fn completed(&self) -> Result<u64> {
         let mut failed = None;
         let count = self.cq.poll(16, |done| {
@@ -188,7 +190,7 @@ fn server(bytes: usize) -> Result<()> {
     let mut lines = std::io::stdin().lines();
     let peer = side.connect(&lines.next().ok_or("no peer")??)?;
     println!("ready");
-    // The bandwidth test needs nothing of us: the progress thread serves it. It ends with a line.
+    // During the bandwidth test the progress thread serves the peer. A line ends it.
     lines.next().ok_or("no peer")??;
     println!("ready");
     for round in 1..=LATENCY_ROUNDS as u64 {

@@ -1,4 +1,4 @@
-//! How a device is set up: by its program, or by environment variables for programs that know nothing of it.
+//! Device configuration: by the program, or by environment variables.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -8,43 +8,46 @@ use crate::lanes::Mover;
 use crate::link::ROCE_PORT;
 use crate::link::fault::FaultConfig;
 
-/// What a soft device is opened with.
+/// The configuration of a soft device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// Its name, such as `soft0`.
     pub name: String,
-    /// The address. Any number of processes of one user share one, as they would share a NIC. `None` takes 127.0.0.1, or the first of 127.0.0.2, 127.0.0.3, … that can be had where that belongs to another user or the kernel's rxe.
+    /// The address. Any number of processes of one user share one, as they would share a NIC.
+    /// `None` takes 127.0.0.1, or the first available of 127.0.0.2, 127.0.0.3, … where another user
+    /// or the kernel's rxe has that.
     pub address: Option<IpAddr>,
-    /// The UDP port, here and at every peer: 4791 unless it is a test. The ICRC's sake forbids 0.
+    /// The UDP port, here and at every peer: 4791 except in tests. Not 0, as peers must know it.
     pub port: u16,
-    /// How it reaches other processes of this host.
+    /// The path to other processes of this host.
     pub link: LinkChoice,
-    /// Faults on what it sends.
+    /// Fault injection on sent packets.
     pub faults: FaultConfig,
-    /// The file that captures what it sends and receives.
+    /// The capture file of sent and received packets.
     pub pcap: Option<PathBuf>,
-    /// Chooses the first queue pair number; `None` for one that nobody can predict.
+    /// Seed of the first queue pair number; `None` for an unpredictable one.
     pub seed: Option<u64>,
-    /// How payloads get to other processes of this host; `None` for the best of what can be had.
+    /// The copy mode for payloads to other processes of this host; `None` for the best available
+    /// one.
     pub mover: Option<Mover>,
-    /// How long the progress thread goes on spinning after the last traffic before it sleeps.
+    /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
 }
 
-/// What packets between processes of one host go over.
+/// The path of packets between processes of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum LinkChoice {
-    /// Whatever is fastest.
+    /// The fastest one.
     #[default]
     Automatic,
-    /// UDP, as to other hosts. So it is where faults are injected or packets captured, as both are done to datagrams.
+    /// UDP, as to other hosts. Implied by fault injection and capture, which work on datagrams.
     Udp,
-    /// Lanes, and nothing else: a queue pair that is not on this address cannot be connected to.
+    /// Shm links only: a queue pair that is not on this address cannot be connected.
     Local,
 }
 
-/// How long the progress thread spins after the last traffic unless told otherwise: several times what waking it costs (some 20 µs), and short enough that a
-/// device which is used now and then rests in between.
+/// Default busy-poll time of the progress thread: several times the cost of a wake-up (some 20 µs),
+/// and short enough that a device with sporadic use sleeps in between.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl DeviceConfig {
@@ -63,14 +66,15 @@ impl DeviceConfig {
         }
     }
 
-    /// The GUID of its node (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in every process with a device of this address and port, as those are
-    /// one device to programs. One whose address is yet to be found counts as the first it may have.
+    /// The node GUID (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in
+    /// every process with a device of this address and port, which are one device to programs.
+    /// Without an address, that of the default one.
     #[must_use]
     pub fn guid(&self) -> u64 {
         const LOCALLY_ADMINISTERED: u64 = 0x02db << 48;
         let low = match self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
             IpAddr::V4(address) => (u64::from(self.port) << 32) | u64::from(address.to_bits()),
-            // FNV-1a, folded to what there is room for.
+            // FNV-1a, folded to 48 bits.
             IpAddr::V6(address) => {
                 let bytes = address.octets().into_iter().chain(self.port.to_be_bytes());
                 let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -82,30 +86,33 @@ impl DeviceConfig {
         LOCALLY_ADMINISTERED | low
     }
 
-    /// Whether all of its packets go over UDP.
+    /// Whether all of its packets use UDP.
     pub(crate) fn is_udp_only(&self) -> bool {
         self.link == LinkChoice::Udp || self.faults.is_active() || self.pcap.is_some()
     }
 
-    /// The devices that the environment asks for, `soft0`, `soft1` and so on; one with the defaults when it asks for none.
+    /// The devices of the environment, `soft0`, `soft1` and so on; without any, one with the
+    /// defaults.
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
-    /// - `DOORBELL_LINK`: `udp` or `local`, for that link alone;
-    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, for that mover alone ([`Mover`]);
-    /// - `DOORBELL_FAULTS`: what to inject, such as `drop=0.05,seed=7` ([`FaultConfig`]);
-    /// - `DOORBELL_PCAP`: the file to capture into; of several devices each adds its name, as in `file-soft1.pcap`.
+    /// - `DOORBELL_LINK`: `udp` or `local`, to use that link alone;
+    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, to use that copy mode alone ([`Mover`]);
+    /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]);
+    /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
+    ///   `file-soft1.pcap`.
     ///
     /// # Errors
-    /// When a variable is set to what cannot be understood.
+    /// When a variable has an invalid value.
     pub fn from_env() -> Result<Vec<Self>, ConfigError> {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// As [`from_env`](Self::from_env), with what `get` gives for each variable's name: for those who set variables up for another process.
+    /// As [`from_env`](Self::from_env), with the variables from `get`: for a caller that sets them
+    /// for another process.
     ///
     /// # Errors
-    /// When a variable has a value that cannot be understood.
+    /// When a variable has an invalid value.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
         let set = |name| get(name).filter(|value| !value.is_empty());
         let mut pattern = Self::new("soft0");
@@ -184,7 +191,7 @@ fn with_name(file: &Path, name: &str) -> PathBuf {
     file.with_file_name(own)
 }
 
-/// An environment variable that cannot be understood.
+/// An environment variable with an invalid value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{variable}: {value:?} {problem}")]
 pub struct ConfigError {

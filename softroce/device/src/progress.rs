@@ -1,13 +1,18 @@
-//! The progress thread: drives the device for those who wait in memory, or sleep.
+//! The progress thread: drives the device for applications that poll memory, or sleep.
 //!
-//! A peer's WRITE or READ needs no call of ours: the application polls its memory, and somebody has to drive. So does an application that sleeps on a
-//! completion channel. The thread has three gaits:
-//! - **spin**: it drives, and yields the processor when nothing came, for some time after the last traffic. Where others want the processor this is
-//!   no way to be quick: who yields forfeits the rest of its time slice, and comes back milliseconds later, or tenths of a second where many want it, while who sleeps is let in at once
-//!   when its datagram comes. So a yield that took long makes the thread park for many times as long instead: a peer whose packet comes during one must not have to wait for the next as well;
-//! - **park**: it then sleeps in poll(2) until a datagram comes or the next deadline is there: a device at rest uses no processor;
-//! - **aside**: while threads of the application drive in a loop, it only looks now and then whether they still do, touches no lock, and is not woken by
-//!   the socket.
+//! A peer's WRITE or READ needs no call of ours, and an application that polls its memory or sleeps
+//! on a completion channel does not drive. The thread has three states:
+//! - **busy-poll**: it drives and yields the CPU when idle, until [`DeviceConfig::spin`] after the
+//!   last traffic. On an oversubscribed machine a yielding thread forfeits its time slice and runs
+//!   again milliseconds later, while a sleeping one is scheduled as soon as its datagram arrives.
+//!   So a slow yield makes the thread park for [`BACKOFF_FACTOR`] times as long: a peer's packet
+//!   must not wait for the next yield as well;
+//! - **park**: it sleeps in poll(2) until a datagram or the next deadline: an idle device uses no
+//!   CPU;
+//! - **yield to app polling**: while application threads poll in a loop, it only samples whether
+//!   they still do, takes no lock, and is not woken by the socket.
+//!
+//! [`DeviceConfig::spin`]: crate::DeviceConfig::spin
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,34 +28,38 @@ use crate::drive::Shared;
 use crate::host::Host;
 use crate::link::{Interest, Parker, PortWatch};
 
-/// How long the application's threads must have been found driving at every look for this thread to step aside.
+/// How long every sample must have found application threads polling before this thread yields.
 const STEP_ASIDE: Duration = Duration::from_micros(100);
 
-/// The longest that it stands aside before it looks again, and what part of the time for which they have been driving it does. In proportion, because two
-/// devices may wait for one another: were each to stand aside for as long as the other made its application poll, that would never end.
+/// The longest time that it yields before the next sample, as a fraction of the time for which they
+/// have polled. In proportion, because two devices may wait for each other: if each yielded for as
+/// long as the other kept its application polling, that would never end.
 const ASIDE: Duration = Duration::from_micros(250);
 const ASIDE_SHARE: u32 = 8;
 
-/// They no longer drive in a loop when they took longer for each turn: one with nothing to do takes half a microsecond.
+/// Application threads no longer poll in a loop when an iteration takes longer; an idle one takes
+/// half a microsecond.
 const LOOP_TURN: Duration = Duration::from_micros(5);
 
-/// A yield that takes longer gave the processor to somebody who wanted it for a whole time slice.
+/// A yield that takes longer gave the CPU to another thread for a whole time slice.
 const CROWDED: Duration = Duration::from_millis(1);
 
-/// How many times as long the thread then parks where it would spin, and how long at most.
+/// How many times as long the thread then parks instead of busy-polling, and the maximum.
 const GIVE_WAY: u32 = 50;
 const GIVE_WAY_MOST: Duration = Duration::from_secs(10);
 
-/// How often the port is looked at by a thread that does not sleep. One that does is woken.
+/// How often a thread that does not sleep polls the port. A sleeping one is woken.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How often other processes on this address are listened to by a thread that does not sleep: a look at nothing takes a third of a microsecond.
+/// How often a thread that does not sleep polls the other processes on this address: an empty poll
+/// takes a third of a microsecond.
 const LISTEN: Duration = Duration::from_micros(100);
 
 /// The thread's body: runs until the device is dropped.
 pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
     let turns = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
-    // A panic here is a bug of ours. Peers would wait for this device without a word; the application at least is told.
+    // A panic here is a bug. Peers would wait without an error; the application at least is
+    // notified.
     if catch_unwind(turns).is_err() {
         tracing::error!("the soft device's progress thread failed");
         shared.tell_fatal();
@@ -62,18 +71,16 @@ struct Progress<'a> {
     host: &'a Host,
     parker: Parker,
     watch: Option<PortWatch>,
-    /// When to look whether the port has changed.
     look_at: Instant,
-    /// When to listen to the other processes on this address.
     listen_at: Instant,
     spin: Duration,
-    /// Until when it parks where it would spin.
+    /// Until when it parks instead of busy-polling.
     crowded_until: Instant,
-    /// The last time that driving here did something.
+    /// The last drive here that did something.
     last_traffic: Instant,
-    /// How often they had driven when last looked at.
+    /// Drives by application threads at the last sample.
     drives: u64,
-    /// Since when every look has found them driving.
+    /// Since when every sample has found them polling.
     driven_since: Instant,
 }
 
@@ -96,7 +103,8 @@ impl<'a> Progress<'a> {
     }
 
     fn run(&mut self) {
-        // Its sleeps are a few microseconds long; by default the kernel may add 50. Without it they are longer.
+        // Its sleeps are microseconds long; by default the kernel may add 50. Failure only makes
+        // them longer.
         let _ = prctl::set_timerslack(1000);
         while !self.shared.stop.load(Ordering::Acquire) {
             self.turn();
@@ -125,7 +133,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Tells of what has changed at the port. While this thread is awake it looks only now and then.
+    /// Reports port changes.
     fn look_at_port(&mut self, now: Instant) {
         if now < self.look_at {
             return;
@@ -136,7 +144,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Serves what other processes on this address say. While this thread is awake it listens only now and then.
+    /// Handles messages of other processes on this address, and takes the UDP port over if its
+    /// holder is gone.
     fn listen_to_members(&mut self, now: Instant) {
         if now < self.listen_at {
             return;
@@ -155,8 +164,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Whether threads of the application drove since the last look, or do so now. One that does so in a loop is found at every look; one that polls only
-    /// now and then, and its memory in between, needs this thread.
+    /// Whether application threads drove since the last sample, or do so now. One that polls the CQ
+    /// only now and then, and its memory in between, needs this thread.
     fn application_drives(&mut self, now: Instant) -> bool {
         let drives = self.shared.application.drives();
         let before = mem::replace(&mut self.drives, drives);
@@ -167,7 +176,7 @@ impl<'a> Progress<'a> {
         driven
     }
 
-    /// Lets others have the processor, and finds out whether any want it.
+    /// Yields the CPU, and backs off if the machine is oversubscribed.
     fn give_way(&mut self, before: Instant) {
         thread::yield_now();
         let after = self.shared.now();
@@ -177,7 +186,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Leaves the device to the application for as long as it goes on driving in a loop.
+    /// Leaves the device to the application threads for as long as they poll in a loop.
     fn stand_aside(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let before = self.drives;
@@ -200,7 +209,7 @@ impl<'a> Progress<'a> {
     fn park(&mut self) {
         let shared = self.shared;
         let due = shared.doze.begin(|| {
-            // What was changed before that under core has also published its deadline once core can be had.
+            // A change made under core before this has published its deadline once core is free.
             drop(shared.core.lock());
             shared.due()
         });
@@ -213,7 +222,8 @@ impl<'a> Progress<'a> {
         let take_over = self.host.take_over_at();
         let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
         if timeout == Some(Duration::ZERO) {
-            // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
+            // Due, but another thread is receiving, and timers come after: it may be waiting for
+            // this CPU.
             thread::yield_now();
         } else if !shared.holds() && shared.sleep_on_lanes() {
             match self.parker.park(interest, timeout.into_iter().chain(until).min()) {

@@ -1,4 +1,4 @@
-//! Queue pairs: creating, changing and querying them, and posting work.
+//! Queue pairs: creating, modifying and querying them, and posting work requests.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::state::Core;
 
-/// `IBV_QP_AV`, the attribute that says where the peer is.
+/// `IBV_QP_AV`, the attribute mask of the path to the peer.
 const PATH: u32 = 1 << 7;
 
 /// What a queue pair is created with (ibv_create_qp(3)).
 #[derive(Clone, Debug)]
 pub struct QpConfig {
-    /// Where send requests complete.
+    /// The CQ of send requests.
     pub send_cq: Cq,
-    /// Where receives complete.
+    /// The CQ of receives.
     pub recv_cq: Cq,
     /// Send requests outstanding at most.
     pub max_send_wr: u32,
@@ -36,7 +36,7 @@ pub struct QpConfig {
     pub max_recv_sge: u32,
     /// Inline bytes per send request at most.
     pub max_inline: u32,
-    /// Complete every send request, whatever its flag.
+    /// Every send request is signaled, whatever its flag.
     pub signal_all: bool,
     /// Its transport service.
     pub transport: Transport,
@@ -51,15 +51,17 @@ pub enum CreateQpError {
     #[error("a queue pair on a soft device has at most {wr} requests of {sge} elements per queue, and {inline} inline bytes",
         wr = capacity::WORK_REQUESTS, sge = capacity::SGES, inline = capacity::INLINE)]
     Size,
-    /// Completion queues, shared receive queue and protection domain are of different devices (`EINVAL`).
+    /// Completion queues, shared receive queue and protection domain are of different devices
+    /// (`EINVAL`).
     #[error("a queue pair's completion queues, shared receive queue and protection domain must be of one device")]
     OtherDevice,
-    /// The device has no more (`ENOMEM`).
+    /// No more queue pairs (`ENOMEM`).
     #[error("the device has {max} queue pairs already", max = capacity::QPS)]
     Exhausted,
 }
 
-/// A queue pair. Dropping it destroys it: what is queued is forgotten without completions, and its memory is touched no more.
+/// A queue pair. Dropping it destroys it: queued work requests are dropped without completions, and
+/// their memory is not accessed again.
 #[derive(Debug)]
 pub struct Qp {
     pd: Pd,
@@ -70,12 +72,13 @@ pub struct Qp {
 }
 
 impl Pd {
-    /// A queue pair in RESET, its events told to `owner`.
+    /// A queue pair in RESET, whose events go to `owner`.
     ///
     /// # Errors
     /// When a size is out of range, objects do not belong together, or the device is full.
     pub fn queue_pair(&self, config: &QpConfig, owner: Owner) -> Result<Qp, CreateQpError> {
-        // With a shared receive queue it has no queue for receives, whatever their sizes say (ibv_create_qp(3)).
+        // With a shared receive queue it has no receive queue, whatever the sizes say
+        // (ibv_create_qp(3)).
         let (max_recv_wr, max_recv_sge) = match config.srq {
             Some(_) => (0, 0),
             None => (config.max_recv_wr, config.max_recv_sge),
@@ -102,7 +105,8 @@ impl Pd {
             signal_all: config.signal_all,
             transport: config.transport,
             srq: config.srq.as_ref().map(Srq::id),
-            // An application that sleeps: its peer will do so too, and what wakes that first is to be as from an adapter.
+            // The application sleeps, and so will its peer: ACKs keep their order as from an
+            // adapter.
             acknowledges_first: config.send_cq.has_channel() || config.recv_cq.has_channel(),
         };
         let number = self
@@ -122,7 +126,7 @@ impl Pd {
     }
 }
 
-/// Work being posted: the device's lock is held, and packets leave when it is given back.
+/// Work requests being posted: the device's lock is held, and packets leave when it is released.
 pub struct Posting<'a> {
     core: &'a mut Core,
     shared: &'a Shared,
@@ -131,12 +135,12 @@ pub struct Posting<'a> {
 }
 
 impl Posting<'_> {
-    /// The time, read once and only where it is needed: that takes as long as a tenth of a short message.
+    /// The time, read only if needed: that takes a tenth of a short message.
     fn now(&mut self) -> Instant {
         *self.now.get_or_insert_with(|| self.shared.now())
     }
 
-    /// Queues a send request.
+    /// Posts a send request.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
@@ -153,7 +157,7 @@ impl Posting<'_> {
         self.core.endpoint.post_send(now, self.qpn, request)
     }
 
-    /// Queues a SEND of a UD queue pair.
+    /// Posts a SEND of a UD queue pair.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
@@ -167,7 +171,8 @@ impl Posting<'_> {
         self.core.endpoint.post_datagram(now, self.qpn, request, &to)
     }
 
-    /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`, would queue a request after `ahead` others.
+    /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`,
+    /// would queue a request after `ahead` others.
     ///
     /// # Errors
     /// When it would be refused.
@@ -175,7 +180,7 @@ impl Posting<'_> {
         self.core.endpoint.check_send(self.qpn, request, datagram, ahead)
     }
 
-    /// Queues a receive.
+    /// Posts a receive.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
@@ -185,17 +190,17 @@ impl Posting<'_> {
 }
 
 impl Qp {
-    /// Its number.
+    /// Its queue pair number.
     pub fn number(&self) -> Qpn {
         self.number
     }
 
-    /// Where send requests complete.
+    /// The CQ of send requests.
     pub fn send_cq(&self) -> &Cq {
         &self.send_cq
     }
 
-    /// Where receives complete.
+    /// The CQ of receives.
     pub fn recv_cq(&self) -> &Cq {
         &self.recv_cq
     }
@@ -205,12 +210,12 @@ impl Qp {
         self.srq.as_ref()
     }
 
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
     }
 
-    /// Posts send requests: all that `requests` queues go out as one batch, at once.
+    /// Posts send requests as one batch: all that `requests` posts leave with one doorbell.
     pub fn post_send<R>(&self, requests: impl FnOnce(&mut Posting<'_>) -> R) -> R {
         let shared = self.device().shared();
         let mut core = shared.core.lock();
@@ -234,14 +239,14 @@ impl Qp {
             now: None,
             qpn: self.number,
         });
-        // In the error state a receive completes at once.
+        // In the error state a receive is flushed at once.
         if core.endpoint.has_news() {
             shared.deliver(core);
         }
         result
     }
 
-    /// Changes state and attributes (ibv_modify_qp(3)).
+    /// Modifies state and attributes (ibv_modify_qp(3)).
     ///
     /// # Errors
     /// When the table of transitions refuses it; nothing changed then.
@@ -268,13 +273,13 @@ impl Qp {
         result
     }
 
-    /// The path that is to be set, with the lane to the peer if that is one.
+    /// The path to set, with the shm link to the peer if there is one.
     fn routed(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
         let Some(path) = modify.path else {
             return Ok(None);
         };
         let before = core.endpoint.query_qp(self.number).and_then(|qp| qp.set.dest_qpn);
-        // Without one it is refused anyway.
+        // Without a peer the transition is refused anyway.
         let Some(peer) = modify.dest_qpn.or(before) else {
             return Ok(modify.path);
         };
@@ -287,7 +292,7 @@ impl Qp {
         }
     }
 
-    /// Its state and attributes as of now. `None` never happens while the handle lives.
+    /// Its state and attributes. `None` never happens while the handle lives.
     pub fn query(&self) -> Option<Attributes> {
         self.device().shared().core.lock().endpoint.query_qp(self.number)
     }

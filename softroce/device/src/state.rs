@@ -1,4 +1,5 @@
-//! What the engine's lock guards: the engine, the memory it reaches, and where its completions and events go.
+//! The state that the core lock guards: the engine, registered memory, and where completions and
+//! events go.
 
 mod copying;
 
@@ -34,56 +35,56 @@ pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
     pub(crate) connections: Connections,
-    /// Requests for services that nobody offers yet.
+    /// Connection requests for services without a listener.
     early: Waiting,
     cqs: Vec<Option<Arc<CqRing>>>,
-    /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
+    /// Completion queues whose moderated channels are to be notified, and when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
     srqs: HashMap<SrqId, Owner>,
-    /// Who hears of the port, and of the device.
+    /// Receive port and device events.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     /// Bytes of device memory in use.
     device_memory: usize,
     next_pd: u32,
-    /// The processes on this address.
+    /// The process group on this address.
     host: Arc<Host>,
-    /// The address, and the UDP port of RoCEv2 devices: ours, and those we send to.
+    /// The group's address with the UDP port of RoCEv2 devices, here and at all peers.
     address: SocketAddr,
-    /// The lanes to processes on this host.
+    /// The outgoing rings of the shm links.
     pub(crate) lanes: Outgoing,
-    /// Copies of GPUs' memory that are under way, and what waits for them.
+    /// GPU memory copies in flight, and what is deferred until they are done.
     pub(crate) copies: Copies,
     gate: Gate,
-    /// Queue pairs of which datagrams have written to memory of GPUs since that was last stored.
+    /// Queue pairs whose datagrams have staged writes to GPU memory.
     writers: Vec<Qpn>,
-    /// Lanes whose next record was put off: the acknowledgement that comes along with it has been handled.
+    /// Links whose next record was deferred after its piggybacked ACK was handled.
     left: Vec<LaneId>,
-    /// Room for a packet for a lane, or a datagram that another process hands on.
+    /// Scratch buffer: a packet for a shm ring, or a forwarded datagram.
     packet: Box<[u8]>,
 }
 
-/// What [`Core::fill`] came to.
+/// Result of [`Core::fill`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Filled {
     /// The batch is full; the engine may have more.
     pub(crate) full: bool,
-    /// A packet was put into the batch that is to keep its order towards others, though it may be an acknowledgement.
+    /// The batch has a packet that must not be reordered, though it may be an ACK.
     pub(crate) in_order: bool,
 }
 
-/// Whom a packet is for.
+/// Where a packet goes within the process group.
 enum Whose {
-    /// The process.
     Member(MemberId),
-    /// A service that nobody offers yet, and how many had been added when it was looked for.
+    /// A service without a listener, and the count of services when it was searched for.
     Early((ServiceId, u64)),
-    /// Nobody: it is of no use to whoever gets it.
+    /// To no member: any process may handle and drop it.
     Nobody,
 }
 
-/// Whom a packet is for. Queue pair 1 is everybody's: the management datagram says whose it is.
+/// Demultiplexes a packet to a member by its destination queue pair. Queue pair 1 is shared: there
+/// the management datagram names the member.
 fn whose(host: &Host, packet: &[u8]) -> Whose {
     let Some(qpn) = Bth::dest_qp_of(packet) else {
         return Whose::Nobody;
@@ -93,7 +94,7 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
     } else {
         match mad_of(packet).and_then(cm::route) {
             Some(Route::Service(service)) => {
-                // Before it is looked for: what is added meanwhile changes the count.
+                // Read before the search: a service that is added meanwhile changes the count.
                 let added = host.services_added();
                 let Some(listener) = host.find_service(service.0) else {
                     return Whose::Early((service, added));
@@ -107,7 +108,8 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
     owner.map_or(Whose::Nobody, Whose::Member)
 }
 
-/// Gives the engine a datagram; what it writes to memory of GPUs is there after [`Core::store_writes`].
+/// Gives the engine a datagram; its writes to GPU memory are staged until
+/// [`Core::finish_staged_writes`].
 fn handle_datagram(
     endpoint: &mut Endpoint,
     memory: &mut Table,
@@ -159,7 +161,7 @@ impl Core {
         if self.pds == capacity::PDS {
             return None;
         }
-        // Numbers are not used again: what once named another domain must not fit by chance. 2^32 of them last.
+        // Identifiers are never reused, so that a stale one matches nothing. There are 2^32.
         self.next_pd = self.next_pd.checked_add(1)?;
         self.pds += 1;
         Some(PdId(self.next_pd))
@@ -169,7 +171,7 @@ impl Core {
         self.pds -= 1;
     }
 
-    /// Whether that much device memory was left; it is taken then.
+    /// Allocates device memory, if that much is left.
     pub(crate) fn take_device_memory(&mut self, len: usize) -> bool {
         let left = capacity::DEVICE_MEMORY - self.device_memory;
         if len > left {
@@ -224,7 +226,7 @@ impl Core {
         self.gate.forget(qpn);
     }
 
-    /// A queue pair has forgotten what it was given.
+    /// Drops what is deferred for a queue pair that was reset.
     pub(crate) fn forget_held(&mut self, qpn: Qpn) {
         self.gate.forget(qpn);
     }
@@ -239,15 +241,16 @@ impl Core {
     }
 
     pub(crate) fn remove_srq(&mut self, id: SrqId) {
-        // Only once no queue pair is on it: each holds a handle.
+        // Fails while queue pairs use it: each holds a handle.
         if self.endpoint.destroy_srq(id).is_ok() {
             self.srqs.remove(&id);
         }
     }
 
-    // Wire
+    // Packets
 
-    /// Gives the engine a datagram of the link, or another process on this address one that is for it.
+    /// Demultiplexes a datagram of the UDP link: to the engine, or to another process on this
+    /// address.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
         match whose(&self.host, datagram.bytes) {
             Whose::Member(owner) if owner != self.host.me() => {
@@ -270,7 +273,7 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// Gives the engine a datagram that another process received for it.
+    /// Gives the engine a datagram that the UDP port holder forwarded.
     fn receive_handed_on(&mut self, now: Instant, record: &Received<'_>) {
         let Some(forwarded) = Forwarded::decode(record.header) else {
             return;
@@ -292,14 +295,15 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// Looks whether somebody listens by now for what requests wait for, and has those refused that have waited long enough.
+    /// Retries pending connection requests whose service may have a listener now, and rejects
+    /// expired ones.
     fn look_for_services(&mut self, now: Instant) {
         let added = self.host.services_added();
         for request in self.early.take(now, added) {
             match self.host.find_service(request.service.0) {
                 Some(owner) if owner != self.host.me() => self.lanes.forward(owner, &request.from, &request.packet),
                 None if request.until > now => self.early.put_back(request),
-                // By us: accepted or refused.
+                // Accepted or rejected by this process.
                 _ => {
                     let datagram = request.from.datagram(self.address.ip(), &request.packet);
                     self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
@@ -308,7 +312,7 @@ impl Core {
         }
     }
 
-    /// Gives the engine what has come on a lane. What became of it.
+    /// Gives the engine a record of a shm ring.
     pub(crate) fn receive_record(
         &mut self,
         mut now: impl FnMut() -> Instant,
@@ -402,14 +406,15 @@ impl Core {
         }
     }
 
-    /// Queues a send request and puts its packet on its lane, if nothing else is to be done for it ([`Endpoint::post_short`]).
+    /// Fast path: posts a send request and puts its packet on the shm ring, if it needs nothing
+    /// else ([`Endpoint::post_short`]).
     pub(crate) fn send_short(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         qpn: Qpn,
         request: &SendRequest<'_>,
     ) -> bool {
-        // What is to be told before the peer hears more.
+        // Completions and revocations come before new packets.
         if self.endpoint.has_news() || self.memory.has_retracted() {
             return false;
         }
@@ -422,21 +427,20 @@ impl Core {
         true
     }
 
-    /// Whether nothing is to be sent.
     pub(crate) fn sends_nothing(&self) -> bool {
         !self.endpoint.has_more()
     }
 
-    /// Whether nothing is to be sent, delivered or told, after packets that came by a lane.
+    /// Whether nothing is to be sent, completed or revoked after packets of a shm ring.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.sends_nothing() && !self.endpoint.has_news() && !self.memory.has_retracted() && !self.lanes.is_touched()
     }
 
-    /// Moves what the engine wants to send by lanes onto them. Whether it may have more, for the wire.
+    /// Moves the engine's packets for shm links onto the rings. Whether it may have more, for UDP.
     pub(crate) fn fill_lanes(&mut self, now: Instant) -> bool {
         self.connections.exchange(now, &mut self.endpoint);
         while let Some(transmit) = self.endpoint.poll_lanes(now, &mut self.memory, &mut self.packet) {
-            // None is for the wire.
+            // `None` is for UDP.
             if let Some(lane) = transmit.lane {
                 let packet = &self.packet[..transmit.len];
                 if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
@@ -450,7 +454,7 @@ impl Core {
         self.endpoint.has_more()
     }
 
-    /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
+    /// Moves the engine's packets into `batch`, up to its capacity, or onto the shm rings.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
         self.memory.read_ahead(true);
         let filled = self.fill_batch(now, batch);
@@ -493,7 +497,7 @@ impl Core {
         filled
     }
 
-    /// The UDP port for a packet to this address: that of the process which it is for, or may once have been.
+    /// The UDP port for a packet to this address: that of the process that owns the queue pair.
     fn port_of(&self, packet: &[u8]) -> u16 {
         let port = match whose(&self.host, packet) {
             Whose::Member(owner) => self.host.udp_port(owner),
@@ -502,17 +506,18 @@ impl Core {
         port.unwrap_or(self.address.port())
     }
 
-    /// Whom to wake for what was sent on lanes.
+    /// Flushes the rings' delayed ACKs, and returns the threads to wake for what was sent.
     pub(crate) fn ring(&mut self) -> Wake {
         self.lanes.ring(&mut self.endpoint)
     }
 
-    /// Looks whether full lanes have room again.
+    /// Resumes rings that have space again.
     pub(crate) fn unblock_lanes(&mut self) {
         self.lanes.unblock(&mut self.endpoint);
     }
 
-    /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
+    /// A member is gone: what is sent to it is dropped from now on, and connections to it end,
+    /// unless its slot has a new member.
     pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
         self.lanes.close(member, &mut self.endpoint);
         self.copies.remove_imports(lane_of(member));
@@ -521,15 +526,16 @@ impl Core {
         }
     }
 
-    /// Which way packets for a queue pair go.
+    /// The shm link to a queue pair, or `None` for UDP.
     ///
     /// # Errors
-    /// When there is no way.
+    /// When there is no permitted path.
     pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
         self.lanes.route(path, peer)
     }
 
-    /// Nobody takes what a region's memory holds from now on for a message. `shares` is what it was in, if it is there no more.
+    /// Revokes the references to a region's memory in records: what it holds from now on is part of
+    /// no message. `backing` is the memory's, if the region loses it.
     pub(crate) fn take_back_region(&mut self, key: u32, shares: Shares) {
         self.take_back();
         self.revoke_region(key);
@@ -546,7 +552,7 @@ impl Core {
         self.lanes.revoke_region(key);
     }
 
-    /// Nor of what queue pairs and windows that have ended referred to.
+    /// Revokes what ended queue pairs and windows referred to.
     fn take_back(&mut self) {
         while let Some(qpn) = self.endpoint.poll_withdrawn() {
             self.gate.withdraw(qpn);
@@ -557,7 +563,7 @@ impl Core {
         }
     }
 
-    /// Does what is due, in the engine and in communication management.
+    /// Handles timers of the engine and of connection management.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
         self.connections.handle_timeout(now);
@@ -568,7 +574,7 @@ impl Core {
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(crate) fn due(&self) -> Option<Instant> {
-        // Not by an iterator over all: that goes through memory, and this is asked for each packet.
+        // No iterator: that goes through memory, and this runs for each packet.
         let sooner = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
@@ -579,7 +585,8 @@ impl Core {
         )
     }
 
-    /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
+    /// Delivers the engine's completions to their queues, and its events to the owners of the
+    /// objects. `now` is called where the time is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         if self.endpoint.has_news() || self.memory.has_retracted() {
             self.deliver_news(&now);
@@ -595,7 +602,7 @@ impl Core {
         }
     }
 
-    /// Completes a request, when the copies before it are done.
+    /// Delivers a completion, after the copies before it.
     fn pass_on(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
         match self.gate_of(completion.qpn) {
             Some(ticket) => {
@@ -607,7 +614,7 @@ impl Core {
     }
 
     fn deliver_news(&mut self, now: impl Fn() -> Instant) {
-        // What completes here is the application's again.
+        // A completed buffer belongs to the application again.
         self.take_back();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
             self.pass_on(cq, completion, &now);
@@ -633,7 +640,7 @@ impl Core {
         }
     }
 
-    /// Tells the channels of what has waited long enough.
+    /// Notifies the moderated channels that are due.
     pub(crate) fn tell_moderated(&mut self, now: Instant) {
         self.moderated.retain_mut(|(due, ring)| {
             if *due > now {
@@ -645,12 +652,13 @@ impl Core {
         });
     }
 
-    /// When [`tell_moderated`](Self::tell_moderated) is due.
+    /// When [`notify_moderated`](Self::notify_moderated) is due.
     pub(crate) fn moderation_due(&self) -> Option<Instant> {
         self.moderated.iter().map(|(due, _)| *due).min()
     }
 
-    /// Tells who listens, and every owner of a queue pair, that the device is lost; each queue of events once.
+    /// Reports the loss of the device to listeners and to owners of queue pairs; once to each event
+    /// queue.
     pub(crate) fn tell_fatal(&self) {
         let mut told = Vec::new();
         let owners = self.qps.values().map(|owner| &owner.queue);

@@ -1,4 +1,4 @@
-//! Two devices of this process connect over real sockets, by queue pair 1.
+//! Two devices of this process connect over real sockets, through queue pair 1.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl End {
         }
     }
 
-    /// Another, whose events come here too.
+    /// Another end with the same event queue.
     fn beside(&self, address: &str) -> Self {
         Self {
             events: Arc::clone(&self.events),
@@ -57,7 +57,7 @@ impl End {
 
     fn request(&self, to: &Self, qpn: u32) -> Request {
         Request {
-            // So that what is over is soon forgotten.
+            // Shortens the time-wait state.
             ack_timeout: 10,
             private_data: b"hello".to_vec(),
             ..Request::new(to.address, SERVICE, Qpn::new(qpn), Psn::new(77), Mtu::Mtu1024)
@@ -77,7 +77,7 @@ fn accept(qpn: u32) -> Accept {
     }
 }
 
-/// Connects, and gives both names of the connection; whether the passive side was told is not awaited.
+/// Connects, and returns both ids of the connection, without waiting for the passive side's event.
 fn connect(active: &End, passive: &End) -> [ConnectionId; 2] {
     let ours = active
         .cm
@@ -129,7 +129,7 @@ fn conversation(active: &End, passive: &End) {
     assert!(matches!(passive.next(), (3, CmEvent::Established { id, .. }) if id == theirs));
     passive.cm.disconnect(theirs, b"").unwrap();
     let mut over: Vec<_> = [active, passive, active, passive].map(End::next).into();
-    // Stable: of each end in the order in which they came.
+    // Stable: the events of each end keep their order.
     over.sort_by_key(|(token, _)| *token);
     let ends = [(2, ours), (3, theirs)].map(|(token, id)| {
         [
@@ -160,7 +160,8 @@ fn two_devices_and_one() {
     conversation(&other, &other);
 }
 
-/// Devices on one address are found by what they listen for, and answered where they asked, from other addresses too: whoever has the port hands on what is not his.
+/// Devices on one address are found by their services, and get their replies, from other addresses
+/// too: the UDP port holder forwards.
 #[test]
 fn one_address_of_several() {
     let ends = [1, 2, 3].map(|_| End::new("127.77.3.1"));
@@ -179,7 +180,7 @@ fn one_address_of_several() {
     other.cm.listen(SERVICE, 4, other.owner(1)).unwrap();
 }
 
-/// Whoever leaves the address without a word: what was connected to him on this host is over.
+/// A peer that leaves the address: its connections on this host end.
 #[test]
 fn a_peer_leaves() {
     let [holder, other] = [1, 2].map(|_| End::new("127.77.4.1"));
@@ -188,12 +189,13 @@ fn a_peer_leaves() {
     drop(holder);
     assert_eq!(other.next(), (2, CmEvent::Disconnected { id: ours }));
     assert_eq!(other.next(), (2, CmEvent::TimewaitExit { id: ours }));
-    // The address is the other's now, the port and the service too.
+    // The port and the service are taken over.
     conversation(&other, &other);
 }
 
-/// Has `passive` listen when `active` has asked already, and has done something else besides; they share a queue of events. False when this took longer than such a request waits,
-/// as it may on a busy machine: then it was refused, or not.
+/// `passive` listens after `active` has requested a connection and `meanwhile` has run; they share
+/// an event queue. False when this took longer than such a request is kept, as it may on a busy
+/// machine: then it may have been rejected.
 fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
     let since = Instant::now();
     let request = active.request(passive, 0x11);
@@ -220,7 +222,8 @@ fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
     in_time
 }
 
-/// Who listens a moment after he was asked is found all the same, wherever on the address he is, and though he has listened before and stopped.
+/// A listener that is late is found all the same, in any process of the address, and though it has
+/// listened before and stopped.
 #[test]
 fn a_listener_comes_late() {
     let elsewhere = End::new("127.77.5.2");
@@ -234,7 +237,7 @@ fn a_listener_comes_late() {
     }
 }
 
-/// Sets the flag when it is dropped, by a panic too.
+/// Sets the flag when it is dropped, also by a panic.
 struct Until<'a>(&'a AtomicBool);
 
 impl Drop for Until<'_> {
@@ -243,7 +246,7 @@ impl Drop for Until<'_> {
     }
 }
 
-/// Others come and go on the address while one asks and one listens, a little later.
+/// Other members join and leave while one end connects and the other listens a little later.
 #[test]
 fn nobody_is_refused_for_those_who_come_and_go() {
     const ADDRESS: &str = "127.77.6.1";
@@ -268,7 +271,7 @@ fn nobody_is_refused_for_those_who_come_and_go() {
     });
 }
 
-/// A request in vain is refused, though it waits at first.
+/// A request without a listener is rejected, after it was kept for a while.
 #[test]
 fn nobody_listens() {
     let one = End::new("127.77.7.1");
@@ -285,7 +288,7 @@ fn nobody_listens() {
     assert_eq!((refused, reason), (id, RejectReason::INVALID_SERVICE_ID));
 }
 
-/// The progress thread keeps the deadlines: nobody calls the device while it asks in vain.
+/// The progress thread handles the deadlines: the device is not called during the retransmissions.
 #[test]
 fn nobody_answers() {
     let one = End::new("127.77.2.1");

@@ -1,9 +1,11 @@
-//! Requests for a service that nobody offers yet: kept for a moment before they are refused.
+//! Connection requests for a service without a listener: kept pending for a short time before they
+//! are rejected.
 //!
-//! By the book such a request is refused at once (IBTA vol 1, 12.6.7.2, "invalid service ID"). But programs tell their peer to connect and listen right afterwards: `perftest -R` does, when
-//! it connects its test's queue pairs, having ended its first listener. Listening is quicker than asking, so that goes well, until a process loses the processor in between: on one
-//! host, where both ends are processes that compete for it with others, that is seldom only on an idle machine. And who is refused gives up, whereas who is not answered asks again. So the
-//! process that finds nobody keeps the request, and looks whether somebody listens by now whenever a service has been added.
+//! IBTA vol 1, 12.6.7.2 rejects such a request at once ("invalid service ID"). But programs
+//! announce a service to the peer before they listen: `perftest -R` does when it connects its
+//! test's queue pairs after it has closed its first listener. That race is lost often where both
+//! ends are processes of one busy host. A rejected peer fails, while an unanswered one retransmits.
+//! So the process keeps the request, and searches again whenever a service was added.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -14,39 +16,38 @@ use doorbell_roce_proto::cm::ServiceId;
 
 use crate::lanes::Forwarded;
 
-/// How long a request is kept: tens of time slices of a process that is about to listen, and less than its sender waits before it asks again (1 s here, 4 s in Linux).
+/// How long a request is kept: tens of time slices, and less than its retransmission timeout (1 s
+/// here, 4 s in Linux).
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How often the count of services is looked at meanwhile.
+/// How often the count of services is polled meanwhile.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// As many are kept; more are refused at once.
+/// The most pending requests; more are rejected at once.
 const ROOM: usize = 1024;
 
-/// A request, as it came.
+/// A pending request.
 #[derive(Debug)]
 pub(crate) struct Early {
-    /// For which service.
     pub(crate) service: ServiceId,
-    /// When it is refused.
+    /// When it is rejected.
     pub(crate) until: Instant,
-    /// Where it came from.
+    /// The sender.
     pub(crate) from: Forwarded,
-    /// The packet; its ICRC is checked by whoever handles it.
+    /// The packet, with its ICRC unchecked.
     pub(crate) packet: Box<[u8]>,
 }
 
-/// Those that wait, the first to be refused in front.
+/// The pending requests, the earliest deadline first.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     requests: VecDeque<Early>,
-    /// The count of services at the last look.
+    /// The count of services at the last poll.
     added: u64,
     look_at: Instant,
 }
 
 impl Waiting {
-    /// None of them.
     pub(crate) fn new() -> Self {
         Self {
             requests: VecDeque::new(),
@@ -55,7 +56,8 @@ impl Waiting {
         }
     }
 
-    /// Keeps a request for a service that was looked for when the count of services was `added` or had just been. False when there is no room.
+    /// Keeps a request for a service that was searched for when the count of services was `added`.
+    /// False when there is no space.
     pub(crate) fn keep(
         &mut self,
         now: Instant,
@@ -83,7 +85,7 @@ impl Waiting {
         (!self.requests.is_empty()).then_some(self.look_at)
     }
 
-    /// Those to look at again, in their order: all when services were added, otherwise those whose time has come.
+    /// The requests to retry, in order: all when services were added, otherwise the expired ones.
     pub(crate) fn take(&mut self, now: Instant, added: u64) -> Vec<Early> {
         self.look_at = now + LOOK;
         let count = match mem::replace(&mut self.added, added) == added {
@@ -93,7 +95,7 @@ impl Waiting {
         self.requests.drain(..count).collect()
     }
 
-    /// Goes on waiting: what was taken before its time, in the order in which it was.
+    /// Keeps a request on that was taken before its deadline; in the order of `take`.
     pub(crate) fn put_back(&mut self, request: Early) {
         self.requests.push_back(request);
     }
@@ -122,7 +124,7 @@ mod tests {
         let mut waiting = Waiting::new();
         assert_eq!(waiting.due(), None);
         assert!(waiting.keep(at(0), (ServiceId(1), 7), FROM, b"one"));
-        // The count has changed since the first one came, which is to be looked for again all the same.
+        // The count has changed since the first request, which must be retried all the same.
         assert!(waiting.keep(at(100), (ServiceId(2), 8), FROM, b"two"));
         assert_eq!(waiting.due(), Some(at(1)));
         let taken = waiting.take(at(101), 8);

@@ -1,12 +1,12 @@
-//! Whether and how often threads of the application drive, as a hint for the progress thread.
+//! Whether and how often application threads poll, as a hint for the progress thread.
 //!
-//! One word, which is odd while a thread is inside. It is written by plain loads and stores, since an atomic addition on the way in and another on the way out would take as long as a tenth of
-//! the engine's part in a message. What threads that drive at the same time do to one another's counting is lost, but nothing stays wrong: the last of them to leave makes the word
-//! even, and everyone who comes later counts from there.
+//! One word, odd while a thread is inside, written by plain loads and stores: two atomic additions
+//! would take a tenth of the engine's time per message. Concurrent threads may lose counts, but the
+//! last one to leave makes the word even, so that later counts are right.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How often threads of the application have driven, twice, and 1 while one is driving.
+/// Twice the number of drives by application threads, plus 1 while one is in progress.
 pub(crate) struct Application(AtomicU64);
 
 impl Application {
@@ -14,19 +14,19 @@ impl Application {
         Self(AtomicU64::new(0))
     }
 
-    /// Drives on behalf of a thread of the application.
+    /// Runs a drive of an application thread.
     pub(super) fn drive(&self, drive: impl FnOnce()) {
         self.0.store(self.drives().wrapping_add(1) << 1 | 1, Ordering::Relaxed);
         drive();
         self.0.store(self.0.load(Ordering::Relaxed) & !1, Ordering::Relaxed);
     }
 
-    /// How often one has driven: one that is different from what it was says more than its value.
+    /// Drives so far: only whether it changed is meaningful.
     pub(crate) fn drives(&self) -> u64 {
         self.0.load(Ordering::Relaxed) >> 1
     }
 
-    /// Whether one is driving right now.
+    /// Whether an application thread is inside now.
     pub(crate) fn is_inside(&self) -> bool {
         self.0.load(Ordering::Relaxed) & 1 != 0
     }

@@ -1,7 +1,8 @@
-//! Until when the progress thread sleeps, for those who have something for it to do before that.
+//! Until when the progress thread sleeps, for threads that give it earlier work.
 //!
-//! The sleeper first says that it sleeps for ever, and then asks for the deadline. Who sets an earlier one does so first, and then looks whether the thread sleeps beyond it. So
-//! one of the two sees what the other has done.
+//! The sleeper stores "for ever" and then reads the deadline; a thread that sets an earlier
+//! deadline stores it and then reads how long the sleeper sleeps. With sequential consistency one
+//! of the two sees the other's store, so that no wake-up is lost.
 
 use doorbell_roce_proto::Instant;
 
@@ -19,7 +20,7 @@ impl Doze {
         }
     }
 
-    /// Sleeper: is about to sleep. `due` gives the deadline, if there is one.
+    /// Sleeper: before sleeping. `due` gives the deadline, if there is one.
     pub(crate) fn begin(&self, due: impl FnOnce() -> Option<Instant>) -> Option<Instant> {
         self.until.store(u64::MAX, Ordering::SeqCst);
         let due = due();
@@ -29,12 +30,13 @@ impl Doze {
         due
     }
 
-    /// Sleeper: is awake.
+    /// Sleeper: awake.
     pub(crate) fn end(&self) {
         self.until.store(0, Ordering::SeqCst);
     }
 
-    /// Whether the thread, sleeping beyond `due`, is to be woken for it. What there is to do then has been made known before.
+    /// Whether the thread sleeps past `due` and must be woken. The caller has published its work
+    /// before.
     pub(crate) fn is_beyond(&self, due: u64) -> bool {
         due < self.until.load(Ordering::SeqCst)
     }

@@ -1,4 +1,5 @@
-//! Driving by lanes: receiving from them, and what other processes on the address say that is about them.
+//! The shm link's part of driving: receiving from rings, and messages of other processes about
+//! them.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -14,24 +15,24 @@ use crate::local::{Kind, Receiver};
 use crate::state::Core;
 use crate::sync::Ordering;
 
-/// So many records, or so many bytes of them, take long enough for a look at the clock: timers may be due.
+/// After this many records, or bytes of them, the clock is read: timers may be due.
 const MANY: usize = 8;
 const LONG: usize = 32 << 10;
 
-/// Records of one lane that are handled under one lock.
+/// Records of one ring that are handled under one lock of core.
 #[derive(Default)]
 struct Batch {
-    /// When, if that mattered.
+    /// The time, if a record needed it.
     now: Option<Instant>,
     count: usize,
-    /// Bytes of payload.
+    /// Payload bytes.
     bytes: usize,
-    /// Datagrams of other hosts are among them.
+    /// Datagrams forwarded from other hosts are among them.
     datagrams: bool,
 }
 
 impl Shared {
-    /// Hands the engine what has come on the lanes, and sends what it answers.
+    /// Hands the records of all rings to the engine and sends its responses.
     pub(super) fn receive_from_lanes(&self, lanes: &mut Incoming) -> Taken {
         let mut at = 0;
         let copying = self.copying.load(Ordering::Relaxed);
@@ -57,7 +58,7 @@ impl Shared {
                 at = batch.now.map_or(at, |now| now.0);
                 let room = waiting.and_then(|member| core.lanes.connection(member));
                 if waiting.is_some() && room.is_none() {
-                    // It may be ourselves that wait.
+                    // The waiting sender may be this process.
                     core.unblock_lanes();
                 }
                 // Waking the progress thread for it would cost more than a record.
@@ -75,27 +76,28 @@ impl Shared {
                 }
             },
         );
-        // Timers are for a drive that looks at all there is. What comes by lanes may take long to copy: they do not wait for many such.
+        // Timers run in a drive that polls everything. Copies from shm may take long: timers must
+        // not wait for many of them.
         if at > self.engine_due.load(Ordering::Relaxed) {
             self.look_at_all();
         }
-        // They have to be looked after.
+        // Copies in flight must be polled.
         taken.some |= copying;
         taken
     }
 
-    /// Begins the copies that records asked for.
+    /// Starts the copies that records requested.
     fn begin_copies(&self, core: &mut Core) {
         if !core.copies.is_idle() {
             core.copies.begin();
-            // Nobody else may look after them, once this thread has what it waits for.
+            // This thread may stop polling once it has what it waits for.
             if !self.copying.swap(true, Ordering::SeqCst) {
                 self.wake_for(0);
             }
         }
     }
 
-    /// Looks which copies are done, and tells of what waited for them.
+    /// Polls the copies, and delivers what waited for the finished ones.
     fn finish_copies(&self, lanes: &mut Incoming) {
         let mut core = self.core.lock();
         let now = self.now();
@@ -115,14 +117,15 @@ impl Shared {
             .filter_map(|member| core.lanes.connection(*member))
             .collect();
         if connections.len() < rings.len() {
-            // It may be ourselves that wait.
+            // The waiting sender may be this process.
             core.unblock_lanes();
         }
         self.flush_at(core, now);
         connections.iter().for_each(|connection| connection.wake());
     }
 
-    /// Waits until no copy for a queue pair, or of a region, is under way; the region's memory is pinned no more then. Nothing may be locked.
+    /// Waits until no copy for a queue pair, or of a region, is in flight; then unpins the region.
+    /// No lock may be held.
     pub(crate) fn wait_for_copies(&self, qpn: Option<Qpn>, key: Option<u32>) {
         while self.copying.load(Ordering::SeqCst) && self.core.lock().copies.uses(qpn, key) {
             self.drive();
@@ -134,7 +137,7 @@ impl Shared {
         }
     }
 
-    /// Memory of a GPU is registered here: from now on peers may tell of theirs.
+    /// GPU memory is registered here: from now on peers may share theirs.
     pub(crate) fn take_devices(&self, range: &gpu::Range) {
         let memory = range.allocation.memory();
         let known = self.core.lock().copies.has_short(memory);
@@ -145,17 +148,19 @@ impl Shared {
         self.rx.lock().lanes.take_devices();
     }
 
-    /// Looks whether full lanes have room again, and sends what waited for it.
+    /// Sends what waited for credits on rings that have space again.
     pub(super) fn unblock_lanes(&self) {
         let mut core = self.core.lock();
         core.unblock_lanes();
         self.flush(core);
     }
 
-    /// Before the progress thread sleeps: has those ring who send something on a lane. `false` when something is there already.
+    /// Before the progress thread sleeps: makes senders wake it. `false` when records are queued
+    /// already.
     pub(crate) fn sleep_on_lanes(&self) -> bool {
-        // The call for room may have been taken before the lane was known to be full, by a thread that was not asleep yet when that was made known. So whoever sleeps has looked since, and
-        // asked to be called if there was none.
+        // The credit wake-up may have been consumed before the ring was known to be full, by a
+        // thread that was not asleep when that was published. So the sleeper polls again, and
+        // requests another wake-up if there are still no credits.
         if self.lanes_blocked.load(Ordering::SeqCst) {
             self.unblock_lanes();
         }
@@ -167,14 +172,14 @@ impl Shared {
         self.rx.lock().lanes.awake();
     }
 
-    /// Has a lane of this process to itself.
+    /// Adds the ring of this process to itself.
     pub(crate) fn use_lanes(&self, me: MemberId, receiver: Receiver) {
         self.core.lock().copies.set_own_lane(lane_of(me));
         self.rx.lock().lanes.add(me, receiver);
         self.has_lanes.store(true, Ordering::Relaxed);
     }
 
-    /// Takes what another process on this address says.
+    /// Handles a message of another process on this address.
     pub(crate) fn handle_arrival(&self, arrival: Arrival) {
         match arrival {
             Arrival::Gone(member) => self.forget_member(member),
@@ -211,7 +216,7 @@ impl Shared {
         }
     }
 
-    /// Imports memory of a GPU that a member tells of. Whether that can be done.
+    /// Imports GPU memory that a member shares. Whether that is possible.
     fn import(&self, from: MemberId, pid: Option<i32>, (id, len): (u64, u64), (fd, own): (OwnedFd, bool)) -> bool {
         let (Ok(id), Ok(len)) = (u32::try_from(id), usize::try_from(len)) else {
             return false;
@@ -229,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// A member is gone: what it sent is still received, what is sent to it vanishes.
+    /// A member is gone: what it sent is still received, what is sent to it is dropped.
     fn forget_member(&self, member: MemberId) {
         let mut rx = self.rx.lock();
         let mut core = self.core.lock();

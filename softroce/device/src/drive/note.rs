@@ -1,7 +1,8 @@
-//! A lock whose holder does what others came for who found it taken: they leave a note and go on.
+//! A combining lock: a thread that fails to lock sets the pending flag, and the lock holder does
+//! its work on unlock.
 //!
-//! Either one who comes gets the lock, or its holder sees the note after giving the lock back: the note is written before the lock is tried, and read after it was given back, with
-//! a fence between the two on each side.
+//! The flag is set before the lock is tried and read after it was released, with a fence between
+//! the two on each side. So either the thread gets the lock, or the holder sees the flag.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
@@ -18,13 +19,14 @@ impl<T> Noted<T> {
         }
     }
 
-    /// Waits for the lock. [`serve`](Self::serve) follows.
+    /// Waits for the lock. [`run_locked`](Self::run_locked) follows.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.lock.lock()
     }
 
-    /// Has `work` done: by this thread if the lock is free, which then does it as often as others came for it meanwhile, and else, after `leave`, by the lock's holder. What
-    /// there is to do is under another lock, whose guard `work` and `leave` get and give back, and `again` gets anew.
+    /// Runs `work` if the lock is free, again for as long as the pending flag was set meanwhile;
+    /// otherwise runs `delegate` and leaves the work to the lock holder. The work is described
+    /// under another lock, whose guard `work` and `delegate` release and `relock` takes again.
     pub(crate) fn pass<'a, G>(
         &'a self,
         mut outer: G,
@@ -34,7 +36,7 @@ impl<T> Noted<T> {
     ) {
         loop {
             self.wanted.store(true, Ordering::SeqCst);
-            // Pairs with that in `serve`.
+            // Pairs with the fence in `run_locked`.
             fence(Ordering::SeqCst);
             let Some(inner) = self.lock.try_lock() else {
                 leave(outer);
@@ -47,17 +49,19 @@ impl<T> Noted<T> {
         }
     }
 
-    /// Does `work`, which gives both guards back and says whether there is more to do. Says so too, or that somebody has found the lock taken.
+    /// Runs `work`, which releases both guards and returns whether there is more. Returns that, or
+    /// that the pending flag is set.
     pub(crate) fn serve<'a, G>(
         &self,
         outer: G,
         inner: MutexGuard<'a, T>,
         work: impl FnOnce(G, MutexGuard<'a, T>) -> bool,
     ) -> bool {
-        // Whoever left a note had put down what there is to do before that, under the outer lock, which is ours now.
+        // The thread that set the flag described its work before, under the outer lock, which is
+        // held here.
         self.wanted.store(false, Ordering::SeqCst);
         let more = work(outer, inner);
-        // Pairs with that in `pass`.
+        // Pairs with the fence in `run_or_delegate`.
         fence(Ordering::SeqCst);
         more || self.wanted.load(Ordering::SeqCst)
     }

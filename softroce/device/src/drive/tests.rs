@@ -1,4 +1,5 @@
-//! When the timers run. The link is made up; whether they ran shows in the engine's deadline, which is computed anew then.
+//! When timers run. The link is simulated; a run shows in the engine's deadline, which it
+//! recomputes.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -13,7 +14,7 @@ use crate::cm::Connections;
 use crate::host::{Flags, Host};
 use crate::link::Link;
 
-/// A socket in which something waits, or not.
+/// A socket with or without queued packets.
 struct Waiting(Arc<AtomicBool>);
 
 impl Receive for Waiting {
@@ -23,7 +24,7 @@ impl Receive for Waiting {
     }
 }
 
-/// A link that counts how often it is called.
+/// A link that counts its calls.
 struct Counting(Arc<AtomicUsize>);
 
 impl Transmit for Counting {
@@ -72,7 +73,7 @@ impl Rig {
         }
     }
 
-    /// Makes timers due, drives, and says whether they ran.
+    /// Makes timers due, drives, and returns whether they ran.
     fn timers_run(&self) -> bool {
         self.shared.engine_due.store(0, Ordering::SeqCst);
         self.shared.drive();
@@ -118,7 +119,7 @@ fn a_deadline_of_the_link_does_not_wait_for_the_receiver() {
     assert_eq!(rig.transmits.load(Ordering::Relaxed), 1, "due once");
 }
 
-/// The peer's call may have been taken before anyone knew that a lane was full, and then no other comes.
+/// The credit wake-up may be consumed before the ring is known to be full, and no other follows.
 #[test]
 fn whoever_goes_to_sleep_has_looked_for_room() {
     let rig = Rig::new();

@@ -1,31 +1,34 @@
-//! What goes over UDP from and to memory of GPUs: a packet is 4 KiB at most, and a copy that is waited for takes 10 us however short it is. So copies are made for many packets at once.
+//! Staging of UDP payloads from and to GPU memory: a packet is 4 KiB at most, and a synchronous
+//! copy takes 10 us however short it is, so that one copy serves many packets.
 //!
-//! While packets are written, what follows a payload in its message is *read ahead* with it; it is good for as long as the engine is locked, in which time nobody is told that a message is done.
-//! While packets are received, what is written is *put by* in pinned memory, pieces that continue each other as one, and copied before the engine is unlocked: so before anybody is told of it.
-//! Whatever else looks at such memory meanwhile, or writes to memory of the host, which programs poll, has it copied first.
+//! *Read-ahead:* while packets are written, the rest of a message is copied with its first payload.
+//! The copy is valid while the engine is locked, as no completion is delivered in that time.
+//! *Write-behind:* while packets are received, writes are staged in pinned memory, adjacent ones
+//! merged, and copied before the engine is unlocked, and so before any completion. Other accesses
+//! to such memory, and writes to host memory (which programs poll), flush the staged writes first.
 
 use super::cuda::Pinned;
 use super::{Failed, Memory, Range, failed};
 
-/// Bytes of pinned memory for each of the two: what a batch of the link holds.
+/// Bytes of pinned memory for each direction: one batch of the link.
 const ROOM: usize = 256 << 10;
 
-/// Bytes of a GPU's memory on their way from or to packets.
+/// The staged bytes of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
-    /// What follows is read ahead.
+    /// Read-ahead is enabled.
     reads: bool,
-    /// What was read ahead.
+    /// The range that was read ahead.
     read: Option<Read>,
-    /// Writes are put by.
+    /// Write-behind is enabled.
     puts_by: bool,
-    /// What was put by, in its order: where it is to go, and where in the pinned memory it is.
+    /// The staged writes, in order.
     put: Vec<Put>,
-    /// Bytes of pinned memory that they take.
+    /// Bytes of pinned memory in use by them.
     taken: usize,
-    /// How much was ever put by.
+    /// Writes ever staged.
     count: u64,
-    /// Some of it could not be copied.
+    /// A copy of staged writes failed.
     lost: bool,
     pinned: Option<(Pinned, Pinned)>,
 }
@@ -37,18 +40,18 @@ struct Read {
     len: usize,
 }
 
-/// A piece that was put by.
+/// A staged write.
 #[derive(Debug)]
 pub(crate) struct Put {
     pub(crate) memory: Memory,
     pub(crate) start: usize,
-    /// Where in the pinned memory.
+    /// Offset in the pinned memory.
     pub(crate) at: usize,
     pub(crate) len: usize,
 }
 
 impl Ahead {
-    /// From now on writes are put by, until [`store`](Self::store).
+    /// Stages writes from now on, until [`end_write_behind`](Self::end_write_behind).
     pub(crate) fn put_by(&mut self) {
         self.puts_by = true;
     }
@@ -57,12 +60,12 @@ impl Ahead {
         self.puts_by
     }
 
-    /// How many writes were ever put by.
+    /// How many writes were ever staged.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// From now on what follows is read ahead, or no more: then what was is forgotten.
+    /// Enables or disables read-ahead, and discards what was read ahead.
     pub(crate) fn read_ahead(&mut self, reads: bool) {
         self.reads = reads;
         self.read = None;
@@ -78,7 +81,8 @@ impl Ahead {
         }
     }
 
-    /// Copies `dst.len()` bytes from `offset` of a range on out, and brings as many as there is room for of the `behind` that follow.
+    /// Reads `dst.len()` bytes from `offset` of a range on, and reads ahead some of the `behind`
+    /// bytes that follow.
     pub(crate) fn read(&mut self, range: &Range, offset: usize, dst: &mut [u8], behind: usize) -> Result<(), Failed> {
         self.copy_put()?;
         let memory = range.allocation.memory();
@@ -90,7 +94,7 @@ impl Ahead {
             self.read = None;
             let len = (dst.len().saturating_add(behind)).min(ROOM);
             if len < dst.len() {
-                // No packet is so long.
+                // No packet is longer.
                 return Err(Failed);
             }
             let fetched = self.pinned(memory)?.0.fetch((memory, start), len);
@@ -101,7 +105,8 @@ impl Ahead {
         let (Some(read), Some((pinned, _))) = (&self.read, &self.pinned) else {
             return Err(Failed);
         };
-        // SAFETY: in the pinned memory, as `is_here` or the length says, which no copy uses now and nobody else has; the destination is a unique reference.
+        // SAFETY: in the pinned memory, as `is_here` or the length says, which no copy uses now and
+        // which has no other user; the destination is a unique reference.
         unsafe {
             dst.as_mut_ptr()
                 .copy_from_nonoverlapping(pinned.start().add(start - read.start), dst.len())
@@ -109,7 +114,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Puts by what is to be written to a range from `offset` on.
+    /// Stages a write to a range from `offset` on.
     pub(crate) fn write(&mut self, range: &Range, offset: usize, src: &[u8]) -> Result<(), Failed> {
         self.read = None;
         if self.taken + src.len() > ROOM {
@@ -118,11 +123,12 @@ impl Ahead {
         let memory = range.allocation.memory();
         let (at, start, len) = (self.taken, range.offset + offset, src.len());
         if len > ROOM {
-            // No packet is so long.
+            // No packet is longer.
             return Err(Failed);
         }
         let to = self.pinned(memory)?.1.start();
-        // SAFETY: there is room for as many bytes, which no copy uses now and nobody else has.
+        // SAFETY: there is space for as many bytes, which no copy uses now and which have no other
+        // user.
         unsafe { to.add(at).copy_from_nonoverlapping(src.as_ptr(), len) };
         self.taken += len;
         self.count += 1;
@@ -138,12 +144,13 @@ impl Ahead {
         Ok(())
     }
 
-    /// Has what was put by so far be there, before what comes next is written where somebody may look for it: a program that polls memory of the host for a signal goes on to what was written before it.
+    /// Completes the staged writes before later ones: a program that polls host memory for a flag
+    /// must then find the GPU memory written before it.
     pub(crate) fn settle(&mut self) -> Result<(), Failed> {
         self.copy_put()
     }
 
-    /// Copies what was put by to where it belongs, and waits for that.
+    /// Copies the staged writes, and waits for that.
     fn copy_put(&mut self) -> Result<(), Failed> {
         if self.put.is_empty() {
             return Ok(());
@@ -157,7 +164,8 @@ impl Ahead {
         })
     }
 
-    /// Copies what was put by, and puts by no more. Fails where any of it could not be copied, now or when there was no room for more.
+    /// Completes the staged writes and disables write-behind. Fails if any of them failed since it
+    /// was enabled.
     pub(crate) fn store(&mut self) -> Result<(), Failed> {
         self.puts_by = false;
         let copied = self.copy_put();

@@ -1,10 +1,14 @@
-//! Copies that go on beside the engine: begun when a packet is handled, and known by a *ticket* until they are done.
+//! Asynchronous GPU copies: started when a packet is handled, and identified by a *ticket* until
+//! they are done.
 //!
-//! What one look at the lanes asks for is a batch: copies that continue each other are made one, they are begun together, and an event behind them tells that all are done. Tickets are the
-//! numbers of batches, and are done in their order.
+//! The copies that one poll of the rings requests are a batch: adjacent ones are merged, they are
+//! started together, and an event behind them reports that all are done. Tickets are the numbers of
+//! batches, which complete in order.
 //!
-//! Between the host and a GPU bytes go by a ring of pinned memory. What is to go to a GPU is copied into it at once; what is to come to the host is copied out of it when it is there
-//! ([`Landing`]), the last bytes last, as all that a peer writes. Long messages to memory that is used again go to it directly ([`pins`](super::pins)), all but those last bytes.
+//! Bytes between host and GPU go through a ring of pinned memory. Those for a GPU are copied into
+//! it at once; those for the host are copied out of it on completion ([`StagedCopy`]), the last
+//! bytes last, like all that a peer writes. Long messages to memory that is used repeatedly go to
+//! it directly ([`pins`](super::pins)), except for those last bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -20,34 +24,35 @@ use super::{Bounds, Failed, Handle, Memory, RING, Short, failed, own};
 use crate::local::segment::SegmentId;
 use crate::memory::copy;
 
-/// What begins in the ring begins at a multiple of it.
+/// Alignment in the ring.
 const ALIGN: usize = 64;
 
-/// Batches that are under way at once: one, and one behind it that begins when that is done.
+/// Batches in flight at once: one, and one queued behind it.
 const UNDER_WAY: usize = 2;
 
-/// Behind a batch of so many bytes the next one is not begun at once, but when this part of the time has gone by that it will take, by how long the one before took: what comes meanwhile is one copy with it.
+/// Behind a batch of at least so many bytes the next is delayed by this fraction of its expected
+/// duration, from the last one's rate: copies that are requested meanwhile join it.
 const LONG: usize = 16 << 20;
 const HELD: f64 = 0.5;
 
-/// Where bytes are to go.
+/// The destination of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
-    /// Into memory of the host, which is in a region with these bounds.
+    /// Host memory, in a region with these bounds.
     Host(*mut u8, Bounds),
-    /// Into a GPU's, from this byte on.
+    /// GPU memory, from this byte on.
     Device(&'a Memory, usize),
 }
 
-/// For whom something is copied.
+/// What a copy belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
     pub(crate) qpn: Qpn,
-    /// The region that it goes to.
+    /// The destination region.
     pub(crate) key: u32,
-    /// It is of a response that the queue pair asked for.
+    /// It is a response that the queue pair requested.
     pub(crate) response: bool,
-    /// The message ends with it.
+    /// It is the end of a message.
     pub(crate) ends: bool,
 }
 
@@ -55,31 +60,32 @@ pub(crate) struct Owner {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     engine: Engine,
-    /// Asked for and not begun.
+    /// Requested, not started.
     open: Batch,
     moves: Vec<Move>,
-    /// Begun and not done, the oldest first.
+    /// In flight, the oldest first.
     begun: VecDeque<Batch>,
-    /// Up to this one all are done.
+    /// The ticket up to which all are done.
     done: u64,
-    /// When the oldest of them had no other before it any more, where it is [`LONG`].
+    /// When the oldest one became the first in flight, if it is [`LONG`].
     since: Option<Instant>,
-    /// Seconds that a byte took of the last such batch.
+    /// Seconds per byte of the last such batch.
     pace: Option<f64>,
-    /// Bytes of the ring that were ever taken, and given back.
+    /// Bytes of the ring ever allocated, and freed.
     taken: u64,
     freed: u64,
     /// For each queue pair the last ticket, and the last of responses.
     busy: HashMap<Qpn, (u64, u64)>,
-    /// To undo what a record has asked for that cannot be taken as a whole.
+    /// To undo the requests of a record that is deferred.
     before: Before,
     imports: HashMap<(LaneId, SegmentId), Import>,
     pins: Pins,
-    /// The lane of this process to itself: its records name what this process has.
+    /// The link of this process to itself: its records name local allocations.
     to_itself: Option<LaneId>,
 }
 
-// SAFETY: what its pointers point to is registered memory of the process, as in `Region`; it is used under the engine's lock.
+// SAFETY: its pointers are to registered memory of the process, as in `Region`; it is used under
+// the engine's lock.
 unsafe impl Send for Copies {}
 
 #[derive(Debug, Default)]
@@ -88,15 +94,15 @@ struct Batch {
     owners: Vec<(Qpn, u32)>,
     landings: Vec<Landing>,
     bytes: usize,
-    /// Up to where it has taken the ring.
+    /// The end of its space in the ring.
     ring: u64,
     failed: bool,
-    /// All of them are done as short copies are; what those use is kept here.
+    /// The copies of a batch that is done by kernels; kept alive here.
     short: Option<Vec<Move>>,
 }
 
 impl Batch {
-    /// Has copy engines begin what it is made of.
+    /// Starts its copies on the copy engines.
     fn begin(&mut self, engine: &mut Engine, moves: Vec<Move>) {
         for Move { into, from, len } in moves {
             let begun = match (&into, &from) {
@@ -104,7 +110,7 @@ impl Batch {
                 (End::Device(to, at), End::Ring(start)) => engine.copy_up((to, *at), *start, len),
                 (End::Ring(at), End::Device(source, start)) => engine.copy_down((source, *start), *at, len),
                 (End::Host(pin, at), End::Device(source, start)) => engine.copy_out((source, *start), (pin, *at), len),
-                // Nothing else is ever asked for.
+                // Never requested.
                 (_, End::Host(..)) | (End::Ring(_) | End::Host(..), End::Ring(_)) => Ok(()),
             };
             if let Err(error) = begun {
@@ -119,7 +125,7 @@ impl Batch {
     }
 }
 
-/// A copy that is asked for.
+/// A requested copy.
 #[derive(Debug)]
 pub(super) struct Move {
     pub(super) into: End,
@@ -127,7 +133,7 @@ pub(super) struct Move {
     pub(super) len: usize,
 }
 
-/// Where it goes, or comes from.
+/// The source or destination of a copy.
 #[derive(Clone, Debug)]
 pub(super) enum End {
     Device(Memory, usize),
@@ -136,7 +142,7 @@ pub(super) enum End {
 }
 
 impl End {
-    /// Whether this one continues `before`, of which there are `len` bytes.
+    /// Whether it is adjacent to `before`, which is `len` bytes long.
     fn continues(&self, before: &Self, len: usize) -> bool {
         match (self, before) {
             (Self::Device(memory, at), Self::Device(other, start)) => memory.is(other) && *at == start + len,
@@ -147,7 +153,7 @@ impl End {
     }
 }
 
-/// What is to be copied out of the ring when it is there.
+/// Bytes to copy out of the ring on completion.
 #[derive(Debug)]
 pub(crate) struct Landing {
     pub(crate) qpn: Qpn,
@@ -156,78 +162,78 @@ pub(crate) struct Landing {
     len: usize,
 }
 
-/// Memory that another process has told of.
+/// GPU memory shared by another process.
 #[derive(Debug)]
 struct Import {
     handle: Handle,
     len: usize,
-    /// For each device that copies from it; the first for copies to the host.
+    /// One mapping for each device that copies from it; the first also for copies to the host.
     mapped: Vec<Memory>,
 }
 
-/// How things were before a record.
+/// The state before a record's requests.
 #[derive(Debug, Default)]
 struct Before {
     moves: usize,
-    /// Of the last of them.
+    /// The length of the last copy.
     len: usize,
     owners: usize,
     landings: usize,
     ring: (u64, u64),
-    /// What the queue pair's tickets were that something was asked for.
+    /// The tickets of the queue pair of the requests.
     busy: Option<(Qpn, (u64, u64))>,
 }
 
-/// What has been done.
+/// Finished copies.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    /// Queue pairs of which copies have failed.
+    /// Queue pairs whose copies failed.
     pub(crate) failed: Vec<Qpn>,
     pub(crate) landings: Vec<Landing>,
 }
 
-/// Whether a copy could be asked for.
+/// Result of requesting a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asked {
     Yes,
-    /// The ring is full for now.
+    /// The ring is full.
     Later,
-    /// It will never be.
+    /// It can never be done.
     Never,
 }
 
 impl Copies {
-    /// Records of this lane are from this process itself.
+    /// Sets the link of this process to itself.
     pub(crate) fn set_own_lane(&mut self, lane: LaneId) {
         self.to_itself = Some(lane);
     }
 
-    /// Whether it is known how short copies of some memory's device are done.
+    /// Whether it is decided how small copies of the memory's device are done.
     pub(crate) fn has_short(&self, memory: &Memory) -> bool {
         self.engine.has_short(memory)
     }
 
-    /// Has short copies of a device done as such from now on.
+    /// Decides how small copies of a device are done.
     pub(crate) fn add_short(&mut self, short: Short) {
         self.engine.add_short(short);
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is in flight or requested.
     pub(crate) fn is_idle(&self) -> bool {
         self.begun.is_empty() && self.moves.is_empty()
     }
 
-    /// The ticket of what is asked for now.
+    /// The ticket of copies requested now.
     pub(crate) fn ticket(&self) -> u64 {
         self.done + self.begun.len() as u64 + 1
     }
 
-    /// Up to this ticket all is done.
+    /// The ticket up to which all are done.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
 
-    /// The ticket of the last copy for a queue pair that is not done.
+    /// The ticket of the last unfinished copy for a queue pair.
     pub(crate) fn of(&self, qpn: Qpn) -> Option<u64> {
         if self.is_idle() {
             return None;
@@ -235,12 +241,12 @@ impl Copies {
         self.busy.get(&qpn).map(|last| last.0).filter(|last| *last > self.done)
     }
 
-    /// Whether a copy of a response to a queue pair is not done.
+    /// Whether a copy of a READ response for a queue pair is unfinished.
     pub(crate) fn is_unsettled(&self, qpn: Qpn) -> bool {
         !self.is_idle() && self.busy.get(&qpn).is_some_and(|last| last.1 > self.done)
     }
 
-    /// Whether copies for a queue pair, or of a region, are not done.
+    /// Whether copies for a queue pair, or of a region, are unfinished.
     pub(crate) fn uses(&self, qpn: Option<Qpn>, key: Option<u32>) -> bool {
         let used = |batch: &Batch| {
             let is = |owner: &(Qpn, u32)| qpn == Some(owner.0) || key == Some(owner.1);
@@ -249,7 +255,8 @@ impl Copies {
         self.begun.iter().any(used) || used(&self.open)
     }
 
-    /// Another process, at the other end of a lane, has told of an allocation of `len` bytes. Whether it can be copied from.
+    /// Imports an allocation of `len` bytes that the peer of a link shares. Whether it can be
+    /// copied from.
     pub(crate) fn add_import(&mut self, lane: LaneId, id: SegmentId, handle: Handle, len: usize) -> bool {
         match Memory::import(&handle, len, None) {
             Ok(Some(memory)) => {
@@ -265,7 +272,7 @@ impl Copies {
         }
     }
 
-    /// The same of one that this process itself has.
+    /// The same of one of this process's own allocations.
     pub(crate) fn add_own(&mut self, lane: LaneId, id: SegmentId) -> bool {
         let Some(memory) = own(id) else { return false };
         let import = Import {
@@ -277,17 +284,17 @@ impl Copies {
         true
     }
 
-    /// The other end gives an allocation up.
+    /// The peer withdrew an allocation.
     pub(crate) fn remove_import(&mut self, lane: LaneId, id: SegmentId) {
         self.imports.remove(&(lane, id));
     }
 
-    /// The other end is gone.
+    /// The peer is gone.
     pub(crate) fn remove_imports(&mut self, lane: LaneId) {
         self.imports.retain(|(of, _), _| *of != lane);
     }
 
-    /// An allocation that a record of a lane names, for copies of a device.
+    /// The allocation that a record names, for copies on a device.
     fn imported(&mut self, lane: LaneId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
         if self.to_itself == Some(lane) {
             return own(id);
@@ -300,7 +307,7 @@ impl Copies {
         if let Some(own) = own(id)
             && import.mapped.first().is_some_and(|memory| memory.is(&own))
         {
-            // The driver copies between any two devices' memory of one process.
+            // The driver copies between any two devices of one process.
             return Some(own);
         }
         match Memory::import(&import.handle, import.len, device) {
@@ -316,7 +323,7 @@ impl Copies {
         }
     }
 
-    /// Another record is looked at.
+    /// Begins the requests of another record.
     pub(crate) fn next_record(&mut self) {
         self.before = Before {
             moves: self.moves.len(),
@@ -328,7 +335,7 @@ impl Copies {
         };
     }
 
-    /// The record is put off: what it has asked for is not begun. Otherwise it would have to wait for itself.
+    /// The record is deferred: undoes its requests, for which it would wait itself otherwise.
     pub(crate) fn undo(&mut self) {
         let Before {
             moves,
@@ -350,7 +357,7 @@ impl Copies {
         }
     }
 
-    /// Asks for a copy from `offset` on of what a record names.
+    /// Requests a copy from `offset` of the allocation that a record names.
     pub(crate) fn ask(
         &mut self,
         owner: Owner,
@@ -366,7 +373,7 @@ impl Copies {
             return Asked::Never;
         };
         let Some(start) = usize::try_from(offset).ok().filter(|start| {
-            // The numbers are the neighbour's.
+            // The peer's numbers are not trusted.
             start.checked_add(len).is_some_and(|end| end <= memory.len())
         }) else {
             return Asked::Never;
@@ -379,7 +386,7 @@ impl Copies {
         Asked::Yes
     }
 
-    /// Asks for a copy of a GPU's memory to the host.
+    /// Requests a copy from GPU to host memory.
     fn ask_to_host(
         &mut self,
         owner: Owner,
@@ -388,9 +395,10 @@ impl Copies {
         len: usize,
     ) -> Asked {
         let pinned = self.pins.find(&memory, owner.key, to.addr(), len, bounds);
-        // What has come before and is not yet where it belongs must not be put over this.
+        // A direct copy must not be overwritten by an older one that is still in the ring.
         let pinned = pinned.filter(|_| !self.is_to_land(to.addr(), len));
-        // As an application may look at the last bytes of a message to learn that the rest is there, these go by the ring.
+        // An application may poll the last bytes of a message to detect the rest, so these go
+        // through the ring.
         let direct = match &pinned {
             Some(_) if owner.ends => len.saturating_sub(copy::WORD),
             Some(_) => len,
@@ -426,22 +434,23 @@ impl Copies {
         Asked::Yes
     }
 
-    /// Whether some of `len` bytes of the host's at `start` are yet to be written with what is in the ring, or comes there.
+    /// Whether `len` bytes of host memory at `start` overlap with a staged copy.
     fn is_to_land(&self, start: usize, len: usize) -> bool {
         let overlaps = |landing: &Landing| landing.to.addr() < start + len && start < landing.to.addr() + landing.len;
         let batches = self.begun.iter().chain([&self.open]);
         batches.flat_map(|batch| &batch.landings).any(overlaps)
     }
 
-    /// A region goes, and no copy uses it any more: what is pinned of it, to be released when nothing is locked.
+    /// A region is deregistered, and no copy uses it: returns its pins, to be released without
+    /// locks.
     pub(crate) fn unpin(&mut self, key: u32) -> Taken {
         self.pins.take(key)
     }
 
-    /// Asks for a copy to a GPU of what `fill` writes to the pointer, into `len` bytes.
+    /// Requests a copy to a GPU of the `len` bytes that `fill` writes to the pointer.
     ///
     /// # Errors
-    /// What `fill` says.
+    /// Those of `fill`.
     pub(crate) fn ask_from_host<E>(
         &mut self,
         owner: Owner,
@@ -460,7 +469,7 @@ impl Copies {
         let Some(ring) = self.take(len) else {
             return Ok(Asked::Later);
         };
-        // SAFETY: what was taken lies in the ring.
+        // SAFETY: the allocated part is in the ring.
         if let Err(error) = fill(unsafe { start.as_ptr().add(ring) }) {
             (self.taken, self.freed) = before;
             return Err(error);
@@ -469,11 +478,11 @@ impl Copies {
         Ok(Asked::Yes)
     }
 
-    /// A part of the ring, if there is one.
+    /// Allocates a part of the ring, if it has space.
     fn take(&mut self, len: usize) -> Option<usize> {
         let size = RING as u64;
         if self.freed == self.taken {
-            // From the beginning, so that it stays in one piece as long as may be.
+            // From the beginning, so that it stays contiguous for long.
             let start = self.taken.next_multiple_of(size);
             (self.taken, self.freed) = (start, start);
         }
@@ -512,12 +521,13 @@ impl Copies {
         self.moves.push(Move { into, from, len });
     }
 
-    /// Begins what was asked for, unless enough is under way: what is asked for meanwhile joins it, so that a copy is the longer the more there is to copy. Between two copies a link is idle for some 3 us.
+    /// Starts the requested copies, unless enough are in flight: later requests join the batch, so
+    /// that copies get longer under load. Between two copies a PCIe link is idle for about 3 us.
     pub(crate) fn begin(&mut self) {
         if self.moves.is_empty() || self.begun.len() >= UNDER_WAY || self.is_early() {
             return;
         }
-        // The two ways have no order between them, and what is written has.
+        // Kernels and copy engines are not ordered with each other, and writes must be.
         let short = self.engine.are_short(&self.moves);
         if self.begun.iter().any(|batch| batch.short.is_some() != short) {
             return;
@@ -542,7 +552,8 @@ impl Copies {
         self.begun.push_back(batch);
     }
 
-    /// Whether what is under way takes so long yet that more may come to join what is behind it.
+    /// Whether the batch in flight takes so long yet that the next one should wait for more
+    /// requests.
     fn is_early(&self) -> bool {
         let (Some(front), Some(since), Some(pace)) = (self.begun.front(), self.since, self.pace) else {
             return false;
@@ -550,7 +561,7 @@ impl Copies {
         since.elapsed() < Duration::from_secs_f64(HELD * pace * front.bytes as f64)
     }
 
-    /// The oldest batch is done: how long it took, and when the next one has begun.
+    /// The oldest batch is done: records its rate, and when the next one became the first.
     fn time(&mut self, bytes: usize) {
         let next = self.begun.front().is_some_and(|batch| batch.bytes >= LONG);
         let now = (next || self.since.is_some()).then(Instant::now);
@@ -560,7 +571,7 @@ impl Copies {
         self.since = now.filter(|_| next);
     }
 
-    /// Has copy engines do what the first batch waits for, where that is short copies that their device does not begin; and what comes behind it in the same way.
+    /// Falls back to copy engines for batches of small copies whose kernel does not run.
     fn hurry(&mut self) {
         let Some(first) = self.begun.front().filter(|batch| batch.short.is_some()) else {
             return;
@@ -577,14 +588,14 @@ impl Copies {
         }
     }
 
-    /// Looks what has been done, in the order of tickets.
+    /// Polls for finished batches, in ticket order.
     pub(crate) fn look(&mut self) -> Option<Done> {
         let mut found: Option<Done> = None;
         while let Some(batch) = self.begun.front_mut() {
             let mut failing = None;
             let done = batch.marks.iter().all(|mark| {
                 self.engine.is_done(mark).unwrap_or_else(|error| {
-                    // Nothing more comes of it: work of a context that has failed is over.
+                    // Work of a context that has failed is over.
                     failing = Some(error);
                     true
                 })
@@ -626,12 +637,14 @@ impl Copies {
         found
     }
 
-    /// Copies what has come to the ring to where it belongs.
+    /// Copies the staged bytes to their destination.
     pub(crate) fn land(&self, landing: &Landing) -> Result<(), Failed> {
         let start = self.engine.ring_start().ok_or(Failed)?;
-        // SAFETY: within the ring, where the copy that has ended wrote, and nothing else does until more is asked for.
+        // SAFETY: within the ring, where the finished copy wrote, and nothing else does until more
+        // is requested.
         let bytes = unsafe { slice::from_raw_parts(start.add(landing.ring), landing.len) };
-        // SAFETY: inside a region that may be written, as was checked when it was asked for; who takes that away waits for this (`uses`).
+        // SAFETY: inside a writable region, as was checked on request; deregistration waits for it
+        // (`uses`).
         unsafe { copy::to_peer_visible(bytes, landing.to) };
         Ok(())
     }

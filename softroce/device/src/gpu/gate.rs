@@ -1,4 +1,4 @@
-//! What is kept back until the copies before it are done: completions, and answers to the peer.
+//! Completions and responses that are deferred until the copies before them are done.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,7 +8,7 @@ use doorbell_roce_proto::{Qpn, Transmit};
 use super::Copies;
 use crate::memory::Referred;
 
-/// Something that is kept back.
+/// A deferred item.
 #[derive(Debug)]
 pub(crate) enum Held {
     /// For the application.
@@ -17,7 +17,7 @@ pub(crate) enum Held {
     Packet(Box<Answer>),
 }
 
-/// A packet for a lane.
+/// A packet for a shm link.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) transmit: Transmit,
@@ -25,10 +25,11 @@ pub(crate) struct Answer {
     pub(crate) referred: Vec<Referred>,
 }
 
-// SAFETY: the pointers of what it refers to are to registered memory, as those of the regions are.
+// SAFETY: the pointers of its payload references are to registered memory, as those of the regions
+// are.
 unsafe impl Send for Answer {}
 
-/// What is kept back, for each queue pair in its order, with the ticket that it waits for.
+/// The deferred items of each queue pair in order, with the tickets that they wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     held: HashMap<Qpn, VecDeque<(u64, Held)>>,
@@ -39,7 +40,8 @@ impl Gate {
         self.held.is_empty()
     }
 
-    /// What something of a queue pair has to wait for: the copies for it, and what waits already.
+    /// The ticket for which another item of a queue pair is deferred: that of its copies, and of
+    /// the items before it.
     pub(crate) fn ticket(&self, copies: &Copies, qpn: Qpn) -> Option<u64> {
         if self.held.is_empty() && copies.is_idle() {
             return None;
@@ -52,7 +54,7 @@ impl Gate {
         self.held.entry(qpn).or_default().push_back((ticket, held));
     }
 
-    /// The next thing whose ticket is `done`, which `may_go`.
+    /// The next item up to ticket `done` that `may_go`.
     pub(crate) fn next(&mut self, done: u64, may_go: impl Fn(&Held) -> bool) -> Option<Held> {
         let is_free = |queue: &VecDeque<(u64, Held)>| {
             queue
@@ -68,7 +70,8 @@ impl Gate {
         Some(held)
     }
 
-    /// Copies of a queue pair have failed, or were taken back: what it received has not come, and the peer is told nothing.
+    /// Copies of a queue pair have failed or were revoked: its receives are flushed, and responses
+    /// are dropped.
     pub(crate) fn fail(&mut self, qpn: Qpn) {
         self.retain(qpn, |held| match held {
             Held::Completion(_, completion) => {
@@ -81,7 +84,7 @@ impl Gate {
         });
     }
 
-    /// What packets of a queue pair refer to is not to be read any more.
+    /// Drops the queue pair's packets with memory references, which are revoked.
     pub(crate) fn withdraw(&mut self, qpn: Qpn) {
         self.retain(
             qpn,
@@ -89,7 +92,7 @@ impl Gate {
         );
     }
 
-    /// Nor is a region.
+    /// The same for references to a region.
     pub(crate) fn withdraw_region(&mut self, key: u32) {
         let refers = |answer: &Answer| answer.referred.iter().any(|referred| referred.key == key);
         for queue in self.held.values_mut() {
@@ -98,7 +101,7 @@ impl Gate {
         self.held.retain(|_, queue| !queue.is_empty());
     }
 
-    /// The queue pair is gone.
+    /// The queue pair is destroyed or reset.
     pub(crate) fn forget(&mut self, qpn: Qpn) {
         self.held.remove(&qpn);
     }

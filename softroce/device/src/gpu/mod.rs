@@ -1,16 +1,20 @@
-//! Memory of GPUs: registered as the host's is, and moved by the GPUs' copy engines.
+//! GPU memory: registered like host memory, and moved by the GPUs' copy engines.
 //!
-//! A region of such memory is a [`Range`]: the rules are those of any region, and only the code that moves bytes differs. Four ways there are:
-//! - **Beside the engine** ([`Copies`]): what a packet of a lane refers to, or what it is to go to, is a GPU's. The receiver begins a copy, and the engine goes on as if it were done; what it then
-//!   says, completions and answers, is kept back ([`gate`]) until the copy really is. So copies follow one another without a pause, and those that continue each other are one.
-//! - **For many packets at once** ([`Ahead`]): what goes over UDP. The caller waits, once for a batch of packets.
-//! - **At once** ([`Range::read`], [`Range::write`]): what goes to a process that has not imported the memory, and the few bytes of atomics' results. The caller waits.
-//! - **Not at all**: atomics on such memory are refused.
+//! A region of it is a [`Range`]: the rules are those of any region, and only the copies differ:
+//! - **Asynchronous** ([`Copies`]): for packets of a shm link. The receiver starts a copy, and the
+//!   engine continues as if it were done; completions and responses are [deferred](deferred) until
+//!   it is. So copies follow each other without a pause, and adjacent ones are merged.
+//! - **Batched** ([`UdpStaging`]): for UDP. The caller waits, once for a batch of packets.
+//! - **Synchronous** ([`Range::read`], [`Range::write`]): for a process that has not imported the
+//!   memory, and for results of atomics.
+//! - Atomics on GPU memory are refused.
 //!
-//! **Between processes** an allocation is told of as a [segment](crate::local::segment) is, over the connection of the two: by its descriptor, or by the bytes that `cuIpcOpenMemHandle` takes, in a file.
-//! Only a process that has registered memory of a GPU is told: nobody else starts CUDA for it.
+//! **Between processes** an allocation is shared like a [segment](crate::shm_ring::segment), over
+//! the connection of the two: by its descriptor, or by the `cuIpcOpenMemHandle` handle in a file.
+//! Only a process that has registered GPU memory gets it: no other loads CUDA for it.
 //!
-//! [`cuda`](self) is all there is of CUDA; the rest of the crate knows that there is memory which the processor does not reach.
+//! [`cuda`](self) wraps CUDA; the rest of the crate only knows of memory that the CPU cannot
+//! access.
 
 mod ahead;
 #[cfg(feature = "cuda")]
@@ -48,20 +52,21 @@ pub(crate) use pins::Bounds;
 #[cfg(feature = "cuda")]
 pub(crate) use short::{Short, make_short};
 
-/// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
+/// Bytes of the pinned ring through which payloads go between host and GPU.
 const RING: usize = 16 << 20;
 
-/// What another process imports an allocation by.
+/// The handle by which another process imports an allocation.
 #[derive(Debug)]
 pub(crate) enum Handle {
-    /// A descriptor of mapped memory.
+    /// The descriptor of memory mapped by `cuMemMap`.
     Descriptor(OwnedFd),
-    /// What `cuIpcOpenMemHandle` takes.
+    /// For `cuIpcOpenMemHandle`.
     Ipc([u8; 64]),
 }
 
 impl Handle {
-    /// As a descriptor that can be sent. Whether it is the memory's own, or of a file with the bytes.
+    /// Converts it to a descriptor that can be sent. Whether that is the memory's own, or a file
+    /// with the handle.
     fn into_descriptor(self) -> io::Result<(OwnedFd, bool)> {
         match self {
             Self::Descriptor(fd) => Ok((fd, true)),
@@ -73,7 +78,7 @@ impl Handle {
         }
     }
 
-    /// Of a descriptor that another process sent.
+    /// From a descriptor that another process sent.
     pub(crate) fn from_descriptor(fd: OwnedFd, own: bool) -> io::Result<Self> {
         if own {
             return Ok(Self::Descriptor(fd));
@@ -84,13 +89,14 @@ impl Handle {
     }
 }
 
-/// An allocation of this process in which memory is registered.
+/// An allocation of this process with registered memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
-    /// Its number among the segments. Never used again.
+    /// Its number among the segments. Never reused.
     id: SegmentId,
     memory: Memory,
-    /// What it is shared by, and whether that is its own descriptor; `None` where it cannot be shared.
+    /// The descriptor to share it by, and whether that is its own; `None` where it cannot be
+    /// shared.
     shared: Option<(OwnedFd, bool)>,
 }
 
@@ -103,7 +109,7 @@ impl Allocation {
         &self.memory
     }
 
-    /// Copies out, and waits for that.
+    /// Copies out, synchronously.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes.
@@ -112,7 +118,7 @@ impl Allocation {
         unsafe { self.memory.read(offset, to, len) }.map_err(|error| failed(&error))
     }
 
-    /// Its bytes, and what another process is to be sent for it; `None` where it cannot be shared.
+    /// Its length, and the descriptor to share it by; `None` where it cannot be shared.
     pub(crate) fn shared(&self) -> Option<(usize, BorrowedFd<'_>, bool)> {
         self.shared
             .as_ref()
@@ -120,37 +126,35 @@ impl Allocation {
     }
 }
 
-/// What a range that the processor does not reach is.
+/// A range that the CPU cannot access, as CUDA resolves it.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is found then"))]
 pub(crate) enum Found {
-    /// Memory of the host, which CUDA has pinned or mapped.
+    /// Host memory that CUDA has pinned or mapped.
     Host,
-    /// Memory of a GPU, and where in it the range begins.
+    /// GPU memory, and the range's offset in it.
     Device(Memory, usize),
 }
 
-/// The allocations that somebody has registered memory in.
+/// The allocations with registered memory.
 static KNOWN: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
 
-/// Memory of a GPU from some place of an allocation on.
+/// GPU memory from an offset of an allocation on.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     pub(crate) allocation: Arc<Allocation>,
-    /// Where it begins in the allocation.
+    /// Offset in the allocation.
     pub(crate) offset: usize,
 }
 
-/// What memory is that the processor does not reach.
+/// The kind of memory of a range that the CPU cannot access.
 #[derive(Debug)]
 pub(crate) enum Place {
-    /// The host's nevertheless.
     Host,
-    /// A GPU's.
     Device(Range),
 }
 
-/// Looks up memory that the processor does not reach; `None`, with the reason traced, where it is nobody's.
+/// Resolves a range that the CPU cannot access; failures are traced.
 pub(crate) fn find(addr: u64, len: usize) -> Option<Place> {
     match look_up(addr, len) {
         Ok(place) => Some(place),
@@ -171,7 +175,7 @@ fn look_up(addr: u64, len: usize) -> Result<Place, NoMemory> {
     }
 }
 
-/// The allocation that this memory is.
+/// The shared entry of an allocation.
 fn known(memory: Memory) -> Arc<Allocation> {
     let mut known = KNOWN.lock();
     known.retain(|allocation| allocation.strong_count() != 0);
@@ -196,19 +200,19 @@ fn known(memory: Memory) -> Arc<Allocation> {
     allocation
 }
 
-/// An allocation of this process by its number: a peer in the same process has told of it.
+/// A local allocation by its number, when the peer is in the same process.
 pub(crate) fn own(id: SegmentId) -> Option<Memory> {
     let known = KNOWN.lock();
     let found = known.iter().filter_map(Weak::upgrade).find(|found| found.id == id);
     found.map(|allocation| allocation.memory.clone())
 }
 
-/// It could not be done; why is traced.
+/// A copy failed; the reason was traced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Failed;
 
 impl Range {
-    /// Copies out, and waits for that.
+    /// Copies out, synchronously.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes.
@@ -217,7 +221,7 @@ impl Range {
         unsafe { self.allocation.read(self.offset + offset, to, len) }
     }
 
-    /// Copies in, and waits for that.
+    /// Copies in, synchronously.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
@@ -228,7 +232,7 @@ impl Range {
     }
 }
 
-/// Says why copies failed.
+/// Traces why a copy failed.
 fn failed(error: &cuda::Trouble) -> Failed {
     tracing::error!("a copy of a GPU's memory failed: {error}");
     Failed

@@ -1,4 +1,5 @@
-//! In place of `cuda.rs` where the crate is built without CUDA: no memory is ever found, so that nothing here is called with any.
+//! In place of `cuda.rs` in builds without CUDA: no memory is ever resolved, so that nothing here
+//! is called with any.
 
 use std::convert::Infallible;
 use std::ptr::NonNull;
@@ -12,18 +13,16 @@ use super::{Found, Handle};
 #[error("this device was built without CUDA")]
 pub(crate) struct NoMemory;
 
-/// Why copies do not go on.
+/// Why copies fail.
 pub(crate) type Trouble = Infallible;
 
-/// Memory of a GPU, of which there is none.
+/// GPU memory, of which there is none.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory;
 
-/// See [`Engine`].
 #[derive(Debug)]
 pub(crate) struct Mark;
 
-/// Pinned memory, for which there is no use.
 #[derive(Debug)]
 pub(crate) struct Pinned;
 
@@ -45,7 +44,6 @@ impl Pinned {
     }
 }
 
-/// Registered memory of the host, which nobody pins.
 #[derive(Clone, Debug)]
 pub(crate) struct Pin;
 
@@ -77,14 +75,13 @@ impl Mark {
     }
 }
 
-/// What does short copies.
+/// How small copies of a device are done.
 pub(crate) struct Short;
 
 pub(crate) fn make_short(_: &Memory) -> Short {
     Short
 }
 
-/// Begins copies: there are none.
 #[derive(Debug, Default)]
 pub(crate) struct Engine;
 

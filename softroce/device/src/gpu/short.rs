@@ -1,6 +1,9 @@
-//! Short copies of GPUs' memory: by a block of the device that copies to, or from, instead of a copy engine ([`SmallCopies`]).
+//! Small copies of GPU memory: by a persistent kernel of the device instead of a copy engine
+//! ([`SmallCopies`]).
 //!
-//! An engine's copy of 8 bytes takes as long as one of 256 KiB, most of it calls. All copies that are begun together are done in one of the two ways, and the other way begins when those are over: there is no order between them.
+//! A copy engine takes as long for 8 bytes as for 256 KiB, mostly in driver calls. All copies of a
+//! batch are done in one of the two ways, and batches of different ways do not overlap, as there is
+//! no order between them.
 
 use std::slice;
 use std::sync::Arc;
@@ -11,20 +14,22 @@ use super::claim::{Claim, claim};
 use super::copies::{End, Move};
 use super::cuda::{Mark, Memory};
 
-/// The most short copies that are begun together: they are done one after another.
+/// The most small copies in a batch: they are done one after another.
 const TOGETHER: usize = 16;
 
-/// What does short copies for a device; `None` where it could not be made, or another process does so on that device.
+/// How small copies of a device are done; `None` for its copy engines, where there is no kernel or
+/// another process has claimed the device.
 pub(crate) type Short = (Context, Option<Block>);
 
-/// Short copies, and the claim on the device for them.
+/// The kernel, and the claim on its device.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(super) copies: SmallCopies,
     _claim: Arc<Claim>,
 }
 
-/// Makes what does short copies for the device of some memory, which takes tens of milliseconds: where nobody waits.
+/// Starts the kernel for the memory's device, which takes tens of milliseconds: only without a
+/// lock.
 pub(crate) fn make_short(memory: &Memory) -> Short {
     let context = memory.context();
     let device = context.device();
@@ -39,11 +44,11 @@ pub(crate) fn make_short(memory: &Memory) -> Short {
     (context.clone(), block)
 }
 
-/// Those of each device of which memory was registered.
+/// The devices with registered memory.
 #[derive(Debug, Default)]
 pub(super) struct Shorts(Vec<Short>);
 
-/// A copy as a device does it.
+/// A copy in the kernel's terms.
 struct Found<'a> {
     place: usize,
     into: Span<'a>,
@@ -51,25 +56,25 @@ struct Found<'a> {
 }
 
 impl Shorts {
-    /// Whether it is known how those of some memory's device are done.
+    /// Whether it is decided how small copies of the memory's device are done.
     pub(super) fn has(&self, memory: &Memory) -> bool {
         self.0.iter().any(|(known, _)| known == memory.context())
     }
 
-    /// Has those of a device done so from now on.
+    /// Decides how small copies of a device are done.
     pub(super) fn add(&mut self, short: Short) {
-        // Two threads may have made one at once.
+        // Two threads may have started one concurrently.
         if self.0.iter().all(|(known, _)| *known != short.0) {
             self.0.push(short);
         }
     }
 
-    /// How a copy is done as a short one; `None` where it is none.
+    /// A copy in the kernel's terms; `None` where it is not small.
     fn find<'a>(&self, Move { into, from, len }: &'a Move, ring: Option<&'a HostMemory>) -> Option<Found<'a>> {
         let (one, other) = (memory(into), memory(from));
         let context = one.or(other)?.context();
         if one.into_iter().chain(other).any(|memory| memory.context() != context) {
-            // Kernels of the one do not reach the other as its copies do.
+            // Kernels cannot access memory of another context.
             return None;
         }
         let place = self
@@ -82,7 +87,8 @@ impl Shorts {
         }
         let from = match (from, ring) {
             (End::Ring(at), Some(ring)) if *len <= SmallCopies::MOST_INLINE => {
-                // SAFETY: the span above lies in the ring, where what is to be copied was written, and nothing else is until it has been.
+                // SAFETY: the span above lies in the ring, where the source was written, and
+                // nothing else is until it has been copied.
                 SmallSource::Bytes(unsafe { slice::from_raw_parts(ring.as_ptr().add(*at), *len) })
             }
             _ => SmallSource::Memory(source),
@@ -90,7 +96,7 @@ impl Shorts {
         Some(Found { place, into: to, from })
     }
 
-    /// Whether all of some copies are short ones of one device, and not too many.
+    /// Whether all of the copies are small ones of one device, and not too many.
     pub(super) fn take(&self, moves: &[Move], ring: Option<&HostMemory>) -> bool {
         let mut places = moves
             .iter()
@@ -101,10 +107,10 @@ impl Shorts {
         moves.len() <= TOGETHER && places.all(|place| place == Some(first))
     }
 
-    /// Begins copies that it [takes](Self::take). The memory is to be kept until they are done.
+    /// Starts copies that it [takes](Self::take). The memory is to be kept until they are done.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub(super) fn copy(
         &mut self,
         moves: &[Move],
@@ -119,7 +125,8 @@ impl Shorts {
                 continue;
             };
             let number = loop {
-                // SAFETY: the caller keeps the memory, which kernels of its context reach: it is of that context, or imported for its device, or pinned.
+                // SAFETY: the caller keeps the memory, which kernels of its context can access: it
+                // is of that context, or imported for its device, or pinned.
                 if let Some(number) = unsafe { copies.copy(into, from)? } {
                     break number;
                 }
@@ -131,7 +138,8 @@ impl Shorts {
         Ok(())
     }
 
-    /// Takes those back that these marks are of, where their device has not begun them for long: which device's.
+    /// Cancels the copies of these marks if their kernel has not run for long. Returns the device
+    /// index.
     pub(super) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
         let place = marks.iter().find_map(|mark| match mark {
             Mark::Short(place, _) => Some(*place),
@@ -144,7 +152,7 @@ impl Shorts {
     /// Whether a device's copies are done up to a number.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub(super) fn is_done(&mut self, place: usize, number: u64) -> Result<bool, Error> {
         match self.0.get_mut(place) {
             Some((_, Some(block))) => Ok(block.copies.done()? >= number),

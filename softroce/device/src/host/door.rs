@@ -1,7 +1,9 @@
-//! A door of a group: a name that one process holds at a time, while it does what members must not do at once. It opens by itself when that process dies.
+//! A lock between processes: an abstract socket name that one process holds at a time. The kernel
+//! releases it when that process dies.
 //!
-//! There are two. Who joins waits for another member's answer inside, a millisecond or twenty; who listens for a service is in and out in microseconds, and does not queue behind those: the
-//! peer that was told to ask it may be as quick.
+//! There are two. A joining process holds one while it waits for a member's reply, a millisecond or
+//! twenty; a process that adds a service holds the other for microseconds, and does not queue
+//! behind joining ones: its peer may connect as fast.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,21 +22,22 @@ pub(super) struct Door {
     _name: Unforked<OwnedFd>,
 }
 
-/// Why it cannot be entered.
+/// Why it cannot be acquired.
 #[derive(Debug)]
 pub(super) enum Shut {
-    /// Whoever is inside does not come out.
+    /// The holder does not release it.
     Busy,
-    /// A process of another user is inside.
+    /// A process of another user holds it.
     OtherUser(u32),
     Io(io::Error),
 }
 
-/// How long to wait before another look, where nothing tells when there is something to see.
+/// How long to wait before the next attempt, where no event reports a change.
 const LOOK: Duration = Duration::from_micros(200);
 
 impl Door {
-    /// Waits until it is free, and no longer than `patience` for any one process that is inside: of many that come at once each takes its time on a busy machine.
+    /// Waits until it is free, for at most `timeout` per holder: of many waiting processes each
+    /// takes its time on a busy machine.
     pub(super) fn enter(name: &str, patience: Duration) -> Result<Self, Shut> {
         let mut deadline = Instant::now() + patience;
         loop {
@@ -53,7 +56,7 @@ impl Door {
                     if uid != geteuid().as_raw() {
                         return Err(Shut::OtherUser(uid));
                     }
-                    // Nobody accepts it: it hangs up when the holder lets go of the name.
+                    // Never accepted: the connection hangs up when the holder releases the name.
                     let mut hangup = [PollFd::new(inside.as_fd(), PollFlags::POLLIN)];
                     if poll(&mut hangup, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))
                         .is_ok_and(|hung| hung > 0)
@@ -61,7 +64,7 @@ impl Door {
                         deadline = Instant::now() + patience;
                     }
                 }
-                // Free by now, or not listened at yet; or too many wait.
+                // Free by now, or not listening yet; or the backlog is full.
                 Err(_) => thread::sleep(LOOK),
             }
         }

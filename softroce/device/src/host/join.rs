@@ -1,7 +1,9 @@
-//! Joining a group, or founding it.
+//! Joining a process group, or founding it.
 //!
-//! Who joins needs the registry from a member, whose progress thread has to run for that: tens of milliseconds where many want the processor. So it is asked for before the door, where nobody has to wait for
-//! it, and what is left to do inside takes a tenth of a millisecond. Only when the member is gone by then, or nobody answered, is it asked for inside; and only there a group is founded.
+//! A joining process gets the registry from a member, whose progress thread must be scheduled for
+//! that: tens of milliseconds on an oversubscribed machine. So it queries for it before it takes
+//! the join lock; what is left under the lock takes a tenth of a millisecond. Only if that member
+//! is gone by then, or none replied, it queries under the lock; and only there a group is founded.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -20,17 +22,18 @@ use super::registry::{Registry, SLOTS};
 use super::{Flags, Host, socket};
 use crate::sync::Mutex;
 
-/// The longest that joining waits for any one process at the door, and then for an answer.
+/// The longest that joining waits for any one holder of the lock, and then for a reply.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long, and how many of the lowest slots, members are asked before the door: mostly one of them is there, and answers.
+/// How long, and how many of the lowest slots, are queried before the lock: mostly one member is
+/// there.
 const BEFORE: Duration = Duration::from_millis(200);
 const LOWEST: u16 = 16;
 
-/// How long one member has to answer before another is asked as well.
+/// How long one member has to reply before the next is queried as well.
 const HEAD_START: Duration = Duration::from_millis(20);
 
-/// Why a process cannot be a member of a group.
+/// Why a process cannot join a group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// Processes of another user have the address.
@@ -43,43 +46,43 @@ pub enum JoinError {
         /// That user.
         uid: u32,
     },
-    /// The processes on the address do not answer, or one of them holds up all that want to join.
+    /// The members do not reply, or one of them holds the join lock.
     #[error(
         "{address} is in use by soft devices of processes that do not answer ({who}): have them go on, or end them, or choose another address"
     )]
     Silent {
         /// The address.
         address: SocketAddr,
-        /// What is known of them.
+        /// The process, if known.
         who: String,
     },
-    /// As many processes as can be are on it.
+    /// The group has the most members that it can.
     #[error("{address} has soft devices of {SLOTS} processes already: no more can share it")]
     Full {
         /// The address.
         address: SocketAddr,
     },
-    /// The UDP port cannot be had.
+    /// The UDP port cannot be bound.
     #[error("{address} cannot be bound")]
     Port {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The process cannot have what members need: sockets, a memfd.
+    /// The process cannot create sockets or a memfd.
     #[error("cannot meet the other processes on {address}: {source}")]
     Io {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl JoinError {
-    /// Whether it may do better at another address.
+    /// Whether another address may work.
     pub(crate) fn is_of_address(&self) -> bool {
         !matches!(self, Self::Io { .. })
     }
@@ -120,7 +123,7 @@ pub(super) fn join(
         }
     }
     let (udp, holds) = match bound {
-        // Somebody is to have it: the holder, or who is about to be.
+        // A group has a port holder, or is about to.
         Err(_) if !founded && in_use(&bound) => (bind(0).map_err(port_failed)?, false),
         bound => (bound.map_err(port_failed)?, true),
     };
@@ -133,7 +136,7 @@ pub(super) fn join(
         me,
         epoll: peers.epoll(),
         peers: Mutex::new(peers),
-        // The holder has to be watched.
+        // The port holder has to be watched.
         retry: Mutex::new((!holds).then(Instant::now)),
         line: fork::line(),
         registry,
@@ -150,7 +153,7 @@ fn in_use<T>(bound: &io::Result<T>) -> bool {
         .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// The lowest slot that is free, by its name.
+/// Takes the lowest free slot, by its name.
 fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
     let address = names.address();
     for slot in 0..SLOTS as u16 {
@@ -163,36 +166,39 @@ fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
     Err(JoinError::Full { address })
 }
 
-/// A member that was asked for the registry.
+/// A member that was queried for the registry.
 struct Asked {
     slot: u16,
     socket: Unforked<OwnedFd>,
     pid: i32,
 }
 
-/// A member that has answered, and what.
+/// A member that replied, and its reply.
 struct Met {
     member: Asked,
     registry: Registry,
 }
 
 impl Met {
-    /// Whether the member is still there, and with it the group. To be asked inside the door, where no other group can be founded. False also where that cannot be told.
+    /// Whether the member is still alive, and with it the group. To be called under the lock, where
+    /// no other group can be founded. False also where that is unknown.
     ///
-    /// Who leaves in good order says so in the registry before it lets go of its name; who is killed lets go of its descriptors in any order, but its process has its number as long as
-    /// any is left. So a process of this number at the name, while the connection to the member stands, is the member.
+    /// A leaving member says so in the registry before it releases its name; a killed one loses its
+    /// descriptors in any order, but keeps its PID until all are closed. So a process of this PID
+    /// at the name, while the connection to the member stands, is the member.
     fn is_there(&self, names: &Names) -> bool {
         let Ok(again) = socket::connect_to(&names.slot(self.member.slot)) else {
             return false;
         };
         let is_same = socket::credentials(&again).is_ok_and(|peer| peer.pid > 0 && peer.pid == self.member.pid);
-        // Nothing more is ever said on the connection: only its end makes it readable.
+        // No second reply comes: only a hang-up makes it readable.
         let mut end = [PollFd::new(self.member.socket.as_fd(), PollFlags::POLLIN)];
         is_same && self.registry.member(self.member.slot).is_some() && poll(&mut end, PollTimeout::ZERO) == Ok(0)
     }
 }
 
-/// The registry, from whichever member of the lowest `slots` answers first; `None` when there is no member.
+/// Gets the registry from the first of the members in the lowest `slots` to reply; `None` when
+/// there is no member.
 fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, JoinError> {
     let address = names.address();
     let failed = |source| JoinError::Io { address, source };
@@ -202,7 +208,7 @@ fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, Joi
         let socket = match socket::connect_to(&names.slot(slot)) {
             Ok(socket) => socket,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            // It has not accepted thousands of connections.
+            // Its backlog of thousands of connections is full.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 silent = Some(0);
                 continue;
@@ -213,7 +219,7 @@ fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, Joi
         if peer.uid != geteuid().as_raw() {
             return Err(JoinError::OtherUser { address, uid: peer.uid });
         }
-        // What fails here hangs up as well.
+        // If it fails the connection hangs up as well.
         let _ = peers::send(&socket, Record::Ask, &[]);
         let pid = peer.pid;
         asked.push(Asked { slot, socket, pid });
@@ -238,7 +244,7 @@ fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, Joi
     }
 }
 
-/// Waits until one of those that were asked answers, or all have hung up, which are taken out.
+/// Waits until a queried member replies, or all have hung up. Removes those that did.
 fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
     while !asked.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
@@ -246,7 +252,7 @@ fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
             .iter()
             .map(|member| PollFd::new(member.socket.as_fd(), PollFlags::POLLIN))
             .collect();
-        // In whole milliseconds, and never none of them while there is time left.
+        // In whole milliseconds, at least one while there is time left.
         let timeout = PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX);
         let _ = poll(&mut ready, timeout);
         let ready: Vec<bool> = ready.iter().map(|fd| fd.any() == Some(true)).collect();
@@ -263,7 +269,7 @@ fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
     None
 }
 
-/// The registry, if that is what the member has said.
+/// The registry, if that is the member's reply.
 fn answer(member: &Asked) -> Option<Registry> {
     let mut buffer = [0; Record::MAX];
     let (len, mut fds) = socket::receive(member.socket.as_fd(), &mut buffer).ok()?;

@@ -1,4 +1,4 @@
-//! The abstract names of a group.
+//! The abstract socket names of a group.
 
 use std::net::SocketAddr;
 
@@ -19,17 +19,17 @@ impl Names {
         self.address
     }
 
-    /// What the member of a slot holds for as long as it lives.
+    /// Held by the member of a slot for as long as it lives.
     pub(super) fn slot(&self, slot: u16) -> String {
         format!("doorbell{VERSION}/{}/{slot}", self.address)
     }
 
-    /// What a process holds while it joins.
+    /// Held while a process joins.
     pub(super) fn door(&self) -> String {
         format!("doorbell{VERSION}/{}/door", self.address)
     }
 
-    /// What a member holds while it adds a service.
+    /// Held while a member adds a service.
     pub(super) fn services_door(&self) -> String {
         format!("doorbell{VERSION}/{}/services", self.address)
     }

@@ -1,7 +1,8 @@
-//! Connections between members, and what they say over them.
+//! Connections between members, and their messages.
 //!
-//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, and what wakes the other's progress thread.
-//! Nothing is ever said in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
+//! A member connects to another's name to send to it: its identity, messages with descriptors, and
+//! wake-ups of the other's progress thread. A connection is one-way: a reply needs one in the other
+//! direction. When either end dies, the other sees the connection hang up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -17,67 +18,68 @@ use super::names::Names;
 use super::registry::{MemberId, Registry};
 use super::socket;
 
-/// What one member tells another.
+/// A message between members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The descriptor sent along is the lane from the sender to the receiver.
+    /// The descriptor is the shm ring from the sender to the receiver.
     Lane,
-    /// The descriptor sent along is a segment of the sender's memory, which it calls by this number.
+    /// The descriptor is a segment of the sender's memory.
     Segment {
         /// Its number.
         id: u64,
     },
-    /// The descriptor sent along is for memory of a GPU that the sender calls by this number, among its segments.
+    /// The descriptor is for GPU memory of the sender, numbered among its segments.
     Device {
         /// Its number.
         id: u64,
-        /// How many bytes.
+        /// Bytes.
         len: u64,
-        /// The descriptor is the memory's own; otherwise it is of a file with what `cuIpcOpenMemHandle` takes.
+        /// The descriptor is the memory's own; otherwise a file with the `cuIpcOpenMemHandle`
+        /// handle.
         own: bool,
     },
-    /// The sender has given that segment up: what is mapped of it can be unmapped.
+    /// The sender has withdrawn that segment: it can be unmapped.
     Released {
         /// Its number.
         id: u64,
     },
 }
 
-/// What has come of another member.
+/// A message or event of another member.
 #[derive(Debug)]
 pub enum Arrival {
-    /// It says something.
+    /// A message.
     Message {
-        /// Who.
+        /// The sender.
         from: MemberId,
-        /// Its process, in this process's PID namespace; `None` where that has no number for it.
+        /// Its PID in this process's namespace, if it has one there.
         pid: Option<i32>,
-        /// What.
+        /// The message.
         message: Message,
-        /// The descriptors it sent along; any number, of any kind.
+        /// Its descriptors; any number, of any kind.
         fds: Vec<OwnedFd>,
     },
-    /// It is gone. Said once for each member that there was a connection with.
+    /// The member is gone. Once for each member with a connection.
     Gone(MemberId),
 }
 
-/// All that is sent, hand-shakes included.
+/// Everything that is sent, handshakes included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Record {
-    /// Look whether there is something for you.
+    /// Wakes the progress thread.
     Wake,
-    /// From who wants to join: send me the registry.
+    /// From a joining process: requests the registry.
     Ask,
-    /// The answer; the registry goes along.
+    /// The reply; the descriptor is the registry.
     Registry,
-    /// First on every connection: who is at either end.
+    /// First on every connection between members: its two ends.
     Hello { from: u64, to: u64 },
-    /// What is for the device.
+    /// A message for the device.
     Message(Message),
 }
 
 impl Record {
-    /// Bytes of the longest one.
+    /// Bytes of a record.
     pub(super) const MAX: usize = 24;
 
     pub(super) fn encode(self) -> [u8; Self::MAX] {
@@ -98,7 +100,7 @@ impl Record {
         bytes
     }
 
-    /// Reads one, of exactly its length.
+    /// `None` for another length or an unknown record.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::MAX] = bytes.try_into().ok()?;
         let word = |index: usize| {
@@ -128,7 +130,7 @@ impl Record {
     }
 }
 
-/// A way to another member.
+/// A connection to another member.
 #[derive(Debug)]
 pub struct Connection {
     socket: Unforked<OwnedFd>,
@@ -137,44 +139,46 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Who is at the other end.
+    /// The member at the other end.
     pub fn to(&self) -> MemberId {
         self.to
     }
 
-    /// Its process, in this process's PID namespace; `None` where that has no number for it.
+    /// Its PID in this process's namespace, if it has one there.
     pub fn pid(&self) -> Option<i32> {
         Some(self.pid).filter(|&pid| pid > 0)
     }
 
-    /// Sends a message with its descriptors, which stay open here. Messages arrive in their order, whole or not at all.
+    /// Sends a message with its descriptors, which stay open here. Messages arrive in order, whole
+    /// or not at all.
     ///
     /// # Errors
-    /// `WouldBlock` when the member does not read what it was sent; `BrokenPipe` or `ConnectionReset` when it is gone, which [`Host::poll`](super::Host::poll) tells too.
+    /// `WouldBlock` when the member does not read; `BrokenPipe` or `ConnectionReset` when it is
+    /// gone, which [`Host::poll`](super::Host::poll) reports too.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         send(&self.socket, Record::Message(message), fds)
     }
 
-    /// Wakes the other's progress thread: a system call.
+    /// Wakes the peer's progress thread: a system call.
     pub fn wake(&self) {
-        // Where there is no room it has been woken thousands of times and has not run since; where it is gone nobody sleeps.
+        // A full socket holds thousands of unread wake-ups; a peer that is gone needs none.
         let _ = send(&self.socket, Record::Wake, &[]);
     }
 }
 
-/// Sends a record that nothing follows.
+/// Sends a control record with descriptors.
 pub(super) fn send(socket: &impl AsFd, record: Record, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
 }
 
 enum End {
-    /// Another connected; `None` until it has said who it is.
+    /// Accepted here; `from` is `None` until it has identified itself.
     In {
         socket: Unforked<OwnedFd>,
         from: Option<MemberId>,
         pid: i32,
     },
-    /// We did.
+    /// Connected by this process.
     Out(Arc<Connection>),
 }
 
@@ -194,19 +198,19 @@ impl End {
     }
 }
 
-/// What the listening socket is called among the events.
+/// The listening socket's epoll token.
 const LISTENER: u64 = 0;
 
-/// Records taken from one connection before the others have their turn.
+/// Records read from one connection before the next one's.
 const STRIDE: usize = 64;
 
-/// How long nobody is let in after the process had no descriptor left.
+/// How long no connection is accepted after the process ran out of descriptors.
 const BREAK: Duration = Duration::from_millis(100);
 
 /// All the connections of a member.
 pub(super) struct Peers {
     listener: Unforked<OwnedFd>,
-    /// Until when it is not listened to, for want of descriptors.
+    /// Until when no connection is accepted, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
     ends: HashMap<u64, End>,
@@ -251,13 +255,13 @@ impl Peers {
             if error.kind() != io::ErrorKind::ConnectionRefused {
                 return error;
             }
-            // Nobody has the name: the member is dead, and nobody had noticed.
+            // The name is free: the member is dead, which was not detected yet.
             registry.bury(to);
             io::ErrorKind::NotConnected.into()
         })?;
         let peer = socket::credentials(&socket)?;
         if peer.uid != geteuid().as_raw() {
-            // Its name is another user's now, as it had let go of it.
+            // Its name has a new holder of another user.
             registry.bury(to);
             return Err(io::ErrorKind::NotConnected.into());
         }
@@ -311,7 +315,7 @@ impl Peers {
             let Ok(peer) = socket::credentials(&socket) else {
                 continue;
             };
-            // Another user's is hung up on.
+            // Another user's connection is closed.
             if peer.uid == geteuid().as_raw() {
                 let pid = peer.pid;
                 let _ = self.add(End::In {
@@ -323,7 +327,7 @@ impl Peers {
         }
     }
 
-    /// Who waits to be let in would wake us for ever.
+    /// Stops polling the listening socket: pending connections would wake the thread for ever.
     pub(super) fn pause(&mut self) {
         if self.epoll.delete(self.listener.as_fd()).is_ok() {
             self.paused = Some(Instant::now() + BREAK);
@@ -331,7 +335,7 @@ impl Peers {
         }
     }
 
-    /// When it will be listened to again, where it is not now.
+    /// When accepting resumes, if it is paused.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused
     }
@@ -343,14 +347,14 @@ impl Peers {
         }
     }
 
-    /// Takes what has come on a connection.
+    /// Reads a connection's records.
     fn read(&mut self, token: u64, registry: &Registry, me: MemberId) {
         if self.take(token, registry, me) == Taken::Ended {
             self.hang_up(token, registry, me);
         }
     }
 
-    /// Takes so many records of a connection.
+    /// Reads up to [`STRIDE`] records of a connection.
     fn take(&mut self, token: u64, registry: &Registry, me: MemberId) -> Taken {
         for _ in 0..STRIDE {
             let Some(end) = self.ends.get_mut(&token) else {
@@ -364,7 +368,7 @@ impl Peers {
                 Err(_) => return Taken::Ended,
             };
             let End::In { socket, from, pid } = end else {
-                // Nothing is ever said in return.
+                // Connections are one-way.
                 continue;
             };
             let Some(record) = Record::decode(&buffer[..len]) else {
@@ -375,7 +379,7 @@ impl Peers {
                     let _ = send(socket, Record::Registry, &[registry.fd().as_fd()]);
                 }
                 (Record::Hello { from: said, to }, None) => {
-                    // It may be dead by now: what it has said before is still to be heard.
+                    // It may be dead by now: its last messages still count.
                     let said = MemberId::unpack(said).filter(|&member| registry.is_latest(member));
                     if said.is_none() || to != me.pack() {
                         return Taken::Ended;
@@ -391,14 +395,14 @@ impl Peers {
                         fds,
                     });
                 }
-                // For a wake it is enough to have come here; and what a neighbour says that makes no sense is nothing.
+                // A wake-up needs no handling; invalid records are ignored.
                 _ => {}
             }
         }
         Taken::Some
     }
 
-    /// A connection is at its end: whoever it was with is gone, with all other connections.
+    /// A connection hung up: its member is gone, with all its other connections.
     fn hang_up(&mut self, token: u64, registry: &Registry, me: MemberId) {
         let Some(end) = self.ends.remove(&token) else {
             return;
@@ -423,32 +427,35 @@ impl Peers {
         }
     }
 
-    /// Is no longer woken by a connection. To close it is not enough: lanes may have a share in it, and one that is at its end is readable for ever.
+    /// Removes a connection from the epoll set. Closing it is not enough: shm links may share it,
+    /// and a socket that has hung up is readable for ever.
     fn unwatch(&self, end: &End) {
-        // It fails only for what is not watched.
+        // It fails only for what is not in the set.
         let _ = self.epoll.delete(end.socket());
     }
 
-    /// Takes what a member that is gone said on other connections, which may not have been looked at, or let in, yet: a lane with its last datagrams, for one.
+    /// Reads the last messages of a member that is gone from its other connections, which may not
+    /// have been accepted yet: for example a ring with its last datagrams.
     fn hear_out(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
         self.accept();
         let may_be_its = |end: &End| matches!(end, End::In { from, .. } if from.is_none_or(|from| from == member));
         let ends = self.ends.iter().filter(|(_, end)| may_be_its(end));
         let tokens: Vec<u64> = ends.map(|(&token, _)| token).collect();
         for token in tokens {
-            // As much as a socket's buffer holds of these records, at most; of one that ends, or is another's, the next poll tells.
+            // At most what a socket's buffer holds; the next poll detects one that ended, or is
+            // another member's.
             let _ = (0..STRIDE).find(|_| self.take(token, registry, me) != Taken::Some);
         }
     }
 }
 
-/// What taking records from a connection came to.
+/// Result of reading records from a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Taken {
     /// There may be more.
     Some,
-    /// There are no more now.
+    /// There are no more for now.
     All,
-    /// There will never be any more.
+    /// The connection hung up.
     Ended,
 }

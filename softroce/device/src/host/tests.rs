@@ -1,4 +1,4 @@
-//! Members in one process, which are as good as members in several: nothing here asks whose they are.
+//! Several members in one process: nothing here depends on whose process they are.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::peers::Record;
 use super::*;
 
-/// An address that nobody else has, here or in another process.
+/// An address that no other test has, here or in another process.
 fn address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let pid = std::process::id();
@@ -21,7 +21,7 @@ fn address() -> SocketAddr {
     SocketAddr::new(ip.into(), 4791)
 }
 
-/// Joins while the members that are there answer.
+/// Joins while the existing members are polled.
 fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
     thread::scope(|scope| {
         let joining = scope.spawn(|| Host::join(address, Flags::default(), Duration::ZERO).unwrap());
@@ -35,7 +35,7 @@ fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
     })
 }
 
-/// What comes next.
+/// The next event.
 fn arrival(host: &Host) -> Arrival {
     loop {
         if let Some(arrival) = host.poll() {
@@ -92,7 +92,7 @@ fn blocks_belong_to_one_member_each() {
     assert_eq!(first.owner_of(Qpn::new(7 << 10)), None);
     drop(second);
     assert_eq!(first.owner_of(Qpn::new(6 << 10)), None);
-    // What nobody has had comes first.
+    // Never used blocks come first.
     assert_eq!(first.claim(6).unwrap().index(), 7);
 }
 
@@ -115,7 +115,7 @@ fn services_are_of_the_group() {
     assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
 }
 
-/// Who joins takes a while, at the door that is for that; who listens does not wait for it.
+/// Joining holds the join lock for long; adding a service does not wait for it.
 #[test]
 fn listening_does_not_wait_for_those_who_join() {
     let at = address();
@@ -127,12 +127,12 @@ fn listening_does_not_wait_for_those_who_join() {
     assert_ne!(member.services_added(), before);
 }
 
-/// A listener that died without a word, and is missed by nobody, is not found, nor in the way.
+/// An undetected dead listener is not found, and does not block the service.
 #[test]
 fn a_listener_that_has_died_is_not_found() {
     let at = address();
     let (member, _socket) = join(at, &[]);
-    // One that never let go of its slot, whose name is nobody's.
+    // It still has its slot, but the name is free.
     let dead = member.registry.enter(7, Flags::default(), 0);
     assert!(member.registry.add_service(17, dead));
     assert!(member.lives(dead));
@@ -141,7 +141,8 @@ fn a_listener_that_has_died_is_not_found() {
     member.add_service(17).unwrap();
 }
 
-/// What it said last is heard before it is gone, though nobody had let it in when it went, and the connection in the other direction tells first.
+/// The last messages of a member are received before its end, though its connection was not
+/// accepted yet, and the connection in the other direction hangs up first.
 #[test]
 fn the_last_words_of_a_member_are_heard() {
     let at = address();
@@ -198,7 +199,7 @@ fn messages_and_descriptors_and_the_end() {
         };
         assert_eq!(fds.into_iter().map(read).collect::<Vec<_>>(), contents);
     }
-    // First leaves while both ends have a connection: one is told of.
+    // The first leaves while both ends have a connection: one event.
     let back = first.connect(second.me()).unwrap();
     back.wake();
     assert!(second.poll().is_none());
@@ -208,7 +209,8 @@ fn messages_and_descriptors_and_the_end() {
     assert!(second.poll().is_none());
     assert_eq!(second.connect(gone).unwrap_err().kind(), io::ErrorKind::NotConnected);
     assert!(way.send(Message::Lane, &[]).is_err());
-    // What is at its end is readable for ever, and `way` keeps it open: nobody is woken by it any more.
+    // A socket that has hung up is readable for ever, and `connection` keeps it open: it no longer
+    // wakes the thread.
     let mut readable = [PollFd::new(second.pollfd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut readable, PollTimeout::ZERO), Ok(0));
 }
@@ -264,7 +266,7 @@ fn what_is_sent_on_a_connection_may_be_anything() {
     let raw = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
         let connection = socket::connect_to(&Names::new(at).slot(0)).unwrap();
         for _ in 0..2 {
-            // It may have been hung up on by then.
+            // It may be closed by then.
             let _ = socket::send(connection.as_fd(), &[io::IoSlice::new(bytes)], fds);
             assert!(member.poll().is_none(), "{bytes:?}");
         }
@@ -284,16 +286,16 @@ fn what_is_sent_on_a_connection_may_be_anything() {
         Record::Registry.encode().to_vec(),
         hello(0, me).to_vec(),
         hello(u64::MAX, me).to_vec(),
-        // Of another time, and of a place that nobody has.
+        // Another generation, and a slot without a member.
         hello(them + (1 << 16), me).to_vec(),
         hello(them + 1, me).to_vec(),
         hello(them, them).to_vec(),
     ];
     let open: Vec<_> = records.iter().map(|record| raw(record, &[sent.as_fd(); 3])).collect();
-    // Nobody kept the descriptors.
+    // No descriptor was kept.
     drop(sent);
     assert_eq!(kept.read(&mut [0]).unwrap(), 0);
-    // Who has said who it is may then say what it likes, too.
+    // An identified peer may send anything, too.
     let known = socket::connect_to(&Names::new(at).slot(0)).unwrap();
     for record in [
         &hello(them, me)[..],
@@ -305,7 +307,7 @@ fn what_is_sent_on_a_connection_may_be_anything() {
         socket::send(known.as_fd(), &[io::IoSlice::new(record)], &[]).unwrap();
         assert!(member.poll().is_none());
     }
-    // And the member is as it was.
+    // The member still works.
     let (_third, _socket) = join(at, &[&member, &other]);
     drop(open);
 }
@@ -335,7 +337,7 @@ fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
         Door::enter(&door, Duration::from_millis(20)),
         Err(door::Shut::Busy)
     ));
-    // One that waits is let in as soon as it opens, however long it could have waited.
+    // A waiting process gets the lock as soon as it is released.
     thread::scope(|scope| {
         let next = scope.spawn(|| Door::enter(&door, Duration::from_secs(3600)));
         thread::sleep(Duration::from_millis(5));
@@ -343,7 +345,7 @@ fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
         drop(inside);
         assert!(next.join().unwrap().is_ok());
     });
-    // Patience is with each that is inside, not with all of them.
+    // The timeout is per holder, not in total.
     const EACH: Duration = Duration::from_millis(30);
     let entered = AtomicU8::new(0);
     thread::scope(|scope| {
@@ -354,7 +356,7 @@ fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
             entered.fetch_sub(1, Ordering::Relaxed);
         };
         let threads: Vec<_> = (0..20).map(|_| scope.spawn(enter)).collect();
-        // ThreadSanitizer sees that they have ended by this, and not by the end of the scope.
+        // ThreadSanitizer needs the joins: it does not see the end of the scope.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }

@@ -1,4 +1,5 @@
-//! Datagrams that came to the address's own port, at the process that holds it, for a queue pair of another process: what goes in front of their bytes on the lane there.
+//! Datagrams that the UDP port holder forwards to the process of their queue pair: the header of
+//! such a record on the shm ring.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -6,19 +7,19 @@ use doorbell_roce_proto::{Datagram, Ident};
 
 use crate::link;
 
-/// What the IP and UDP headers of a datagram said, but its destination, which is the address of both processes.
+/// A datagram's IP and UDP headers, without the destination address, which both processes share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Forwarded {
     /// Source address.
     pub(crate) src: IpAddr,
     /// Source and destination port.
     pub(crate) ports: (u16, u16),
-    /// Its place in a coalesced receive.
+    /// Its index in a coalesced (GRO) receive.
     pub(crate) segment: u16,
 }
 
 impl Forwarded {
-    /// Bytes on the lane.
+    /// Bytes in a record.
     pub(crate) const LEN: usize = 22;
 
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
@@ -34,7 +35,7 @@ impl Forwarded {
         bytes
     }
 
-    /// What is known of a datagram that came.
+    /// The headers of a received datagram.
     pub(crate) fn of(datagram: &link::Datagram<'_>) -> Self {
         Self {
             src: datagram.src.ip(),
@@ -43,7 +44,7 @@ impl Forwarded {
         }
     }
 
-    /// The datagram again: `dst` is the address, `payload` its bytes.
+    /// The datagram with these headers, addressed to `dst`.
     pub(crate) fn datagram<'a>(&self, dst: IpAddr, payload: &'a [u8]) -> Datagram<'a> {
         Datagram {
             src: self.src,
@@ -55,7 +56,7 @@ impl Forwarded {
         }
     }
 
-    /// `None` when that is none.
+    /// `None` for another length.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let (address, rest) = bytes.split_first_chunk::<16>()?;

@@ -1,4 +1,4 @@
-//! The receiving ends of the lanes.
+//! The incoming rings of the shm links.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -11,17 +11,17 @@ use crate::host::MemberId;
 use crate::local::segment::SegmentId;
 use crate::local::{After, Broken, Received, Receiver};
 
-/// Records of one lane that are handled at most before the next lane has its turn.
+/// Records of one ring handled at most before the next ring's.
 const STRIDE: usize = 32;
 
-/// Fewer than this are no burst: a message and the acknowledgement behind it.
+/// Fewer records are no burst: a message and the ACK behind it.
 const FEW: usize = 4;
 
-/// The lanes from the members of the group to this process.
+/// The rings from the members of the group to this process.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     lanes: Vec<Lane>,
-    /// Memory of GPUs was registered in this process, so that it can copy from that of others.
+    /// GPU memory is registered in this process, so that it can copy from peers' GPU memory.
     devices: bool,
 }
 
@@ -30,41 +30,42 @@ struct Lane {
     from: MemberId,
     id: LaneId,
     receiver: Receiver,
-    /// Those that were taken and are not done with, the oldest first: each with its ticket and queue pair, if it waits for copies itself.
+    /// Retained records and those consumed behind them, the oldest first: each with the ticket of
+    /// its copies and its queue pair, if it has any.
     kept: VecDeque<Option<(u64, Qpn)>>,
-    /// How many records are handled at once: one while they come one by one, so that the application sees each as soon as may be, and more while there always are more.
+    /// How many records are handled at once: one while they arrive singly, so that the application
+    /// sees each early, and more in bursts.
     stretch: usize,
 }
 
 /// What became of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It is done with.
     Done,
-    /// Copies from what it refers to are under way.
+    /// Copies from the memory that it refers to are in flight.
     Kept {
-        /// Of those copies.
+        /// The ticket of those copies.
         ticket: u64,
-        /// Whose they are.
+        /// Their queue pair.
         qpn: Qpn,
-        /// More of the same message is to come: what is there of it is taken at once, so that it is one copy.
+        /// More of the same message follows: what is queued of it is handled at once, as one copy.
         goes_on: bool,
     },
-    /// It cannot be taken yet.
+    /// It must be handled again later.
     Left,
 }
 
-/// What receiving from all lanes came to.
+/// Result of receiving from all rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Taken {
-    /// Something came.
+    /// Records were handled.
     pub(crate) some: bool,
-    /// More may wait.
+    /// More may be queued.
     pub(crate) more: bool,
 }
 
 impl Incoming {
-    /// A lane from a member, in the place of one that it may have given before.
+    /// Adds the ring from a member, in place of an earlier one.
     pub(crate) fn add(&mut self, from: MemberId, mut receiver: Receiver) {
         let id = lane_of(from);
         if self.devices {
@@ -80,11 +81,11 @@ impl Incoming {
         });
     }
 
-    /// The member is gone: hands out what it sent before, and forgets the lane.
+    /// A member is gone: hands out its queued records and removes the ring.
     pub(crate) fn remove(&mut self, from: MemberId, mut take: impl FnMut(LaneId, Received<'_>) -> Verdict) {
         while let Some(place) = self.lanes.iter().position(|lane| lane.from == from) {
             let mut lane = self.lanes.swap_remove(place);
-            // What cannot be taken now is lost, as all is that it would have sent later.
+            // A deferred record is lost, like everything that the member would have sent later.
             while let Ok(Some(_)) = lane.receiver.pop(|record| take(lane.id, record)) {}
         }
     }
@@ -94,7 +95,7 @@ impl Incoming {
         lane.map(|lane| &mut lane.receiver)
     }
 
-    /// From now on members may tell of memory of GPUs.
+    /// From now on members may share GPU memory.
     pub(crate) fn take_devices(&mut self) {
         if !self.devices {
             self.devices = true;
@@ -102,14 +103,15 @@ impl Incoming {
         }
     }
 
-    /// A member told of memory of a GPU, which was imported or not.
+    /// A member shared GPU memory, which was imported or not.
     pub(crate) fn add_device(&mut self, from: MemberId, imported: bool) {
         if let Some(receiver) = self.of(from) {
             receiver.add_device(imported);
         }
     }
 
-    /// Copies are done up to a ticket: gives back the records that waited for them, and says of which queue pairs some had been taken back. Gives the members to be told of room.
+    /// Copies are done up to a ticket: releases the records that waited for them, reports the queue
+    /// pairs of revoked ones, and returns the members that wait for the credits.
     pub(crate) fn release(&mut self, done: u64, mut revoked: impl FnMut(Qpn)) -> Vec<MemberId> {
         let mut waiting = Vec::new();
         for lane in self.lanes.iter_mut().filter(|lane| !lane.kept.is_empty()) {
@@ -129,7 +131,7 @@ impl Incoming {
         waiting
     }
 
-    /// A member sent a segment of its memory.
+    /// A member shared a memory segment.
     pub(crate) fn add_segment(&mut self, from: MemberId, id: SegmentId, fd: OwnedFd) {
         if let Some(receiver) = self.of(from)
             && let Err(error) = receiver.add_segment(id, fd)
@@ -138,14 +140,15 @@ impl Incoming {
         }
     }
 
-    /// A member gave a segment up.
+    /// A member withdrew a segment.
     pub(crate) fn remove_segment(&mut self, from: MemberId, id: SegmentId) {
         if let Some(receiver) = self.of(from) {
             receiver.remove_segment(id);
         }
     }
 
-    /// Takes what has come, a stretch of each lane at a time: `take` gets the records of one, then `end` is called with the member if that is to be told of room. A lane that holds nonsense is closed.
+    /// Handles queued records, a batch of each ring at a time: `take` gets each record, then `end`
+    /// the member if it waits for credits. A corrupt ring is closed.
     pub(crate) fn take<T>(
         &mut self,
         mut begin: impl FnMut() -> T,
@@ -175,19 +178,20 @@ impl Incoming {
         taken
     }
 
-    /// Before sleeping until rung: `false` when something is there, and it must not sleep.
+    /// Before sleeping until woken: `false` when records are queued, so that the caller must not
+    /// sleep.
     pub(crate) fn sleep(&mut self) -> bool {
         self.lanes.iter_mut().all(|lane| lane.receiver.sleep())
     }
 
-    /// Awake again: need not be rung.
+    /// Awake again: needs no wake-up.
     pub(crate) fn awake(&mut self) {
         self.lanes.iter_mut().for_each(|lane| lane.receiver.awake());
     }
 }
 
 impl Lane {
-    /// Takes a stretch. Whether more may wait.
+    /// Handles a batch. Whether more may be queued.
     fn take(&mut self, take: &mut impl FnMut(LaneId, Received<'_>) -> Verdict) -> Result<bool, Broken> {
         let mut referred = false;
         let (mut taken, mut stretch) = (0, self.stretch);
@@ -209,7 +213,8 @@ impl Lane {
             }
             taken += 1;
         }
-        // What is told by a few bytes behind a payload is as good as there with it, and would cost the application another look.
+        // A few bytes behind a payload usually announce it: handling them now saves the application
+        // a poll.
         if referred && self.receiver.short_is_next() {
             self.take_one(take)?;
         }
@@ -241,7 +246,7 @@ mod tests {
     use super::*;
     use crate::local::{Kind, Payload, Record, Reference, Referrer, Sender};
 
-    /// A lane of this process, and its receiving end.
+    /// A ring of this process, and its receiving end.
     fn lane() -> (Sender, Incoming) {
         let (sender, fd) = Sender::create().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
@@ -259,7 +264,7 @@ mod tests {
         sender.push(&record, Referrer { qpn: 1, keys: &[1] }).unwrap();
     }
 
-    /// The lengths of what is taken at a time.
+    /// The payload lengths of one batch.
     fn take(incoming: &mut Incoming) -> Vec<usize> {
         let mut lengths = Vec::new();
         let mut note = |len| {

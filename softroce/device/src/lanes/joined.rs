@@ -1,29 +1,30 @@
-//! An acknowledgement and another packet of the same queue pair in one record of a lane.
+//! Piggybacked ACKs: an acknowledgement and another packet of the same queue pair in one record.
 //!
-//! Who answers a message has both to send, and a record more is a cache line more and a turn more at the other end. What an acknowledgement says that the headers behind it do not
-//! is a PSN and an AETH:
+//! The reply to a message needs both, and a second record costs a cache line and a poll of the
+//! peer. An ACK differs from the headers behind it in opcode, PSN and AETH alone:
 //!
 //! ```text
 //! opcode of an acknowledgement | PSN, 3 bytes | AETH, 4 bytes | headers of the packet
 //! ```
-//! So the headers of a short message, its payload and the acknowledgement are in one cache line with the record's own words. An acknowledgement by itself is its 16 bytes of headers, as
-//! any packet; nothing that is joined is as short.
+//! So the headers of a short message, its payload and the ACK fit in one cache line with the
+//! record's control words. A separate ACK is its 16 bytes of headers; no piggybacked record is as
+//! short.
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::wire::{Aeth, Bth, MAX_HEADER_LEN, Opcode, header_len};
 
-/// Bytes of the headers of an acknowledgement.
+/// Bytes of the headers of an ACK.
 const ALONE: usize = header_len(Opcode::RcAcknowledge);
-/// Bytes of it in front of other headers.
+/// Bytes of an ACK in front of other headers.
 const SHORT: usize = 4 + Aeth::LEN;
-/// Where a BTH has flags that depend on the payload, the request for an acknowledgement, and the PSN.
+/// Offsets in a BTH of the flags that depend on the payload, of the ACK request, and of the PSN.
 const FLAGS: usize = 1;
 const ACK_REQUEST: usize = 8;
 const PSN: usize = 9;
-/// "Migrated", the state in which queue pairs are.
+/// MigReq of the state "migrated", in which all queue pairs are.
 const MIGRATED: u8 = 0x40;
 
-/// An acknowledgement, positive or negative, of a queue pair here.
+/// An ACK or NAK that waits for a packet to piggyback on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acknowledgement {
     headers: [u8; ALONE],
@@ -31,7 +32,7 @@ pub(super) struct Acknowledgement {
 }
 
 impl Acknowledgement {
-    /// When these headers are one's.
+    /// `Some` if these are the headers of an ACK.
     pub(super) fn of(headers: &[u8], qpn: Qpn) -> Option<Self> {
         let headers = <[u8; ALONE]>::try_from(headers).ok()?;
         (headers[0] == Opcode::RcAcknowledge.code()).then_some(Self { headers, qpn })
@@ -41,12 +42,12 @@ impl Acknowledgement {
         &self.headers
     }
 
-    /// Who sends it.
+    /// The queue pair that sends it.
     pub(super) fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// Joined with the headers of another packet of its queue pair's.
+    /// The headers of another packet of the queue pair with this ACK in front.
     pub(super) fn in_front_of<'a>(&self, headers: &[u8], joined: &'a mut [u8; Joined::MAX]) -> &'a [u8] {
         let end = SHORT + headers.len();
         joined[0] = self.headers[0];
@@ -59,7 +60,7 @@ impl Acknowledgement {
 /// The headers of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Joined<'a> {
-    /// Those of an acknowledgement that came along.
+    /// Those of a piggybacked ACK.
     pub(crate) acknowledgement: Option<[u8; ALONE]>,
     /// Those of the packet.
     pub(crate) packet: &'a [u8],
@@ -69,7 +70,7 @@ impl<'a> Joined<'a> {
     /// The most bytes.
     pub(super) const MAX: usize = SHORT + MAX_HEADER_LEN;
 
-    /// Takes the headers of a record apart, whatever they are.
+    /// Splits the headers of a record, whatever their content.
     pub(crate) fn split(headers: &'a [u8]) -> Self {
         let alone = Self {
             acknowledgement: None,
@@ -104,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// The headers of an acknowledgement and of a SEND that asks for whatever can be asked for.
+    /// The headers of an ACK, and of a SEND with the AckReq and solicited bits.
     fn headers() -> (Vec<u8>, Vec<u8>) {
         let write = |opcode, psn, asks, extension| {
             let mut buf = [0; MAX_HEADER_LEN];

@@ -1,16 +1,23 @@
-//! The same-host path of a device: its lanes to the other processes on its address, and to itself.
+//! The shm link of a device: shared-memory rings to the other processes on its address, and to
+//! itself.
 //!
-//! The rules are the engine's, as over UDP: packets, acknowledgements, retries. What differs is what a packet's payload is: [`local`](crate::local) tells how it is referred to and copied. Here is
-//! what connects the two: [`Outgoing`], under the engine's lock, turns what the engine writes into records, and what they refer to into what the receiver can reach;
-//! [`Incoming`], under the lock of the receiving half, hands records to the engine, with a [`Reach`] that finds their payloads.
+//! The transport rules are the engine's, as over UDP: packets, acknowledgements, retries. Only a
+//! packet's payload differs: [`shm_ring`](crate::shm_ring) describes how it is referred to and
+//! copied. [`OutgoingRings`], under the core lock, turn the engine's packets into records, and
+//! memory references into those that the receiver can use; [`IncomingRings`], under the rx lock,
+//! hand records to the engine with a [`ShmMemory`] that resolves their payloads.
 //!
-//! **Who is local.** A connection takes a lane when both ends have the device's own address, the peer's queue pair number belongs to a living member of the [`host`](crate::host) group, and
-//! neither is on UDP only. Both ends decide when they enter RTR, by the registry that they share. A UD queue pair decides for each datagram.
+//! **Path selection.** A connection uses the shm link when both ends have the device's own address,
+//! the peer's queue pair number belongs to a live member of the [`host`](crate::host) group, and
+//! neither is UDP-only. Both ends decide at the transition to RTR, from the registry that they
+//! share. A UD queue pair decides for each datagram.
 //!
-//! **The life of a lane.** It is made when the first queue pair of this process needs it, and its descriptor sent over the connection to the member. When that member dies, what it has sent is
-//! still received; what is sent to it from then on vanishes, and the transport's retries run out.
+//! **Lifetime.** A ring is created when the first queue pair of this process needs it, and its
+//! descriptor is sent over the connection to the member. When that member dies, what it has sent is
+//! still received; what is sent to it is dropped, and the transport's retries run out.
 //!
-//! Whoever holds the address's UDP port also gets the datagrams of other hosts for the rest of the group, and hands them on by the same lanes ([`Forwarded`]).
+//! The UDP port holder also receives the datagrams of other hosts for the rest of the group, and
+//! forwards them through the same rings ([`Forwarded`]).
 
 mod forward;
 mod incoming;
@@ -34,19 +41,19 @@ pub(crate) use joined::Joined;
 pub(crate) use outgoing::{NoLane, Outgoing, Wake};
 pub(crate) use reach::{Payload, Reach};
 
-/// How a packet's payload gets to a process of the same host, when it is too long to go along with the packet.
+/// How a payload that is too long for its record gets to another process of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mover {
     /// The receiver copies from shared memory that both have mapped.
     Shared,
     /// The receiver copies by process_vm_readv(2).
     Vm,
-    /// The sender copies into the lane, and the receiver out of it.
+    /// The sender copies into the ring, and the receiver out of it.
     Ring,
 }
 
 impl Mover {
-    /// Its name, as `DOORBELL_COPY` and `doorbell devices` have it.
+    /// Its name in `DOORBELL_COPY` and `doorbell devices`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shared => "shared",
@@ -55,7 +62,8 @@ impl Mover {
         }
     }
 
-    /// Whether this machine has it: process_vm_readv(2) may be taken away from all processes, or from those that are not asked for by name (Yama's `ptrace_scope`).
+    /// Whether this machine permits it: process_vm_readv(2) may be forbidden to all processes
+    /// (seccomp), or to unrelated ones (Yama's `ptrace_scope`).
     pub(crate) fn is_possible(self) -> bool {
         if self != Self::Vm {
             return true;
@@ -70,29 +78,31 @@ impl Mover {
         open && read == Ok(1) && to == from
     }
 
-    /// All of them, the best first.
+    /// All modes, the fastest first.
     pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
 }
 
-/// Bits of a [`LaneId`] that are the member's slot; the rest are of its generation, so that packets for a dead member never reach the next one in its slot.
+/// Bits of a [`LaneId`] for the member's slot; the rest are its generation, so that packets for a
+/// dead member never reach the next one in its slot.
 const SLOT_BITS: u32 = 10;
 
-/// What the engine calls the lanes between this process and a member.
+/// The engine's identifier for the link to a member.
 pub(crate) fn lane_of(member: MemberId) -> LaneId {
     LaneId(member.generation() << SLOT_BITS | u32::from(member.slot()))
 }
 
-/// Whether a packet with this opcode is of a reliable connection.
+/// Whether the opcode is of a reliable connection.
 fn is_reliable(opcode: u8) -> bool {
     opcode < Opcode::UcSendFirst.code()
 }
 
-/// Whether it is an answer: of a READ or an atomic, or an acknowledgement (IBTA vol 1, 9.2, table 35).
+/// Whether it is a response: of a READ or an atomic, or an acknowledgement (IBTA vol 1, 9.2, table
+/// 35).
 pub(crate) fn is_response(opcode: u8) -> bool {
     (Opcode::RcReadResponseFirst.code()..=Opcode::RcAtomicAcknowledge.code()).contains(&opcode)
 }
 
-/// Whether it is carried out at once, on memory as it is then: a READ or an atomic.
+/// Whether it accesses memory as it is when handled: a READ or an atomic request.
 pub(crate) fn is_immediate(opcode: u8) -> bool {
     let immediate = [Opcode::RcReadRequest, Opcode::RcCompareSwap, Opcode::RcFetchAdd];
     immediate.iter().any(|one| one.code() == opcode)

@@ -1,4 +1,4 @@
-//! The sending ends of the lanes, and who has one.
+//! The outgoing rings of the shm links, and path selection.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,22 +16,22 @@ use crate::local::segment::{Segment, SegmentId};
 use crate::local::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
 use crate::memory::{Referred, Table};
 
-/// The lanes from this process to members of the group.
+/// The rings from this process to members of the group.
 pub(crate) struct Outgoing {
     host: Arc<Host>,
     /// The device's address.
     address: IpAddr,
-    /// Queue pairs use lanes; otherwise all of theirs goes over UDP.
+    /// Queue pairs use shm links; otherwise UDP alone.
     enabled: bool,
-    /// Nothing may go another way.
+    /// UDP is not permitted.
     only: bool,
-    /// The mover to use for all that is referred to, where it can be had.
+    /// The only copy mode to use, where it is possible.
     forced: Option<Mover>,
     /// By slot.
     lanes: Vec<Option<Lane>>,
-    /// Lanes that were given something since [`ring`](Self::ring).
+    /// Slots of rings that got records since [`finish_batch`](Self::finish_batch).
     touched: Vec<usize>,
-    /// How many lanes are full.
+    /// How many rings are full.
     full: usize,
     references: Vec<Reference>,
     keys: Vec<u32>,
@@ -40,40 +40,42 @@ pub(crate) struct Outgoing {
 struct Lane {
     to: MemberId,
     sender: Sender,
-    /// `None` for the lane of this process to itself.
+    /// `None` for the ring of this process to itself.
     connection: Option<Arc<Connection>>,
     touched: bool,
-    /// An acknowledgement that goes along with the next packet, or by itself when there is none.
+    /// A delayed ACK: it piggybacks on the next packet, or is sent by itself at the end of the
+    /// batch.
     held: Option<Acknowledgement>,
     full: bool,
-    /// The member is gone or writes nonsense: what is sent vanishes.
+    /// The member is gone or the ring is corrupt: what is sent is dropped.
     closed: bool,
 }
 
-/// Why a peer cannot be reached as it has to be.
+/// Why a peer cannot be reached by a permitted path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoLane {
-    /// `DOORBELL_LINK=local`, and it is not local.
+    /// `DOORBELL_LINK=local`, and the peer is not local.
     #[error(
         "queue pair {0} is of no process on this address that can be reached without UDP, and DOORBELL_LINK=local allows nothing else"
     )]
     NotLocal(Qpn),
-    /// The machine does not let us.
+    /// The ring could not be created.
     #[error("no lane to the process of queue pair {0}: {1}")]
     Failed(Qpn, #[source] io::Error),
 }
 
-/// Whom to wake, when nothing is locked any more.
+/// The threads to wake, once no lock is held.
 #[derive(Default)]
 pub(crate) struct Wake {
     /// The progress thread of this process.
     pub(crate) own: bool,
-    /// Those of others.
+    /// Those of other processes.
     pub(crate) others: Vec<Arc<Connection>>,
 }
 
 impl Outgoing {
-    /// Those of a member of `host` on `address`, for datagrams that are handed on. Queue pairs don't use them before [`enable`](Self::enable).
+    /// Rings of a member of `host` on `address`, for forwarded datagrams. Queue pairs do not use
+    /// them before [`enable`](Self::enable).
     pub(crate) fn new(host: Arc<Host>, address: IpAddr) -> Self {
         Self {
             host,
@@ -89,14 +91,16 @@ impl Outgoing {
         }
     }
 
-    /// Has queue pairs use them, `only` them when that is so, and with the mover that is `forced`. Gives the other end of the lane of this process to itself.
+    /// Lets queue pairs use the links: `only` those when set, and with the `forced` copy mode.
+    /// Returns the receiving end of the ring of this process to itself.
     ///
     /// # Errors
-    /// When the machine has no memory or the process no descriptor left.
+    /// When there is no memory or descriptor left.
     pub(crate) fn enable(&mut self, only: bool, forced: Option<Mover>) -> io::Result<(MemberId, Receiver)> {
         let me = self.host.me();
         let (sender, fd) = Sender::create()?;
-        // SAFETY: the sender is this process's, and refers to registered memory by address, which stays until it is revoked.
+        // SAFETY: the sender is this process's, and refers to registered memory by address, which
+        // stays until it is revoked.
         let receiver = unsafe { Receiver::attach_own(fd) }?;
         self.put(me, sender, None);
         (self.enabled, self.only, self.forced) = (true, only, forced);
@@ -122,11 +126,12 @@ impl Outgoing {
         }
     }
 
-    /// The lane of packets for a queue pair, which is there afterwards; `None` for the wire: also where its process has died, whether anybody has noticed or not. As with an adapter
-    /// (IBTA vol 1, 10.3.1) a queue pair goes to RTR whoever is there at the other end, and what it sends is not acknowledged then.
+    /// The link to a queue pair, whose ring then exists; `None` for UDP, also where its process has
+    /// died, detected or not. As with an adapter (IBTA vol 1, 10.3.1) a queue pair goes to RTR
+    /// without regard to the peer, and what it sends is then not acknowledged.
     ///
     /// # Errors
-    /// When there is no way.
+    /// When there is no permitted path.
     pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
         let own = |end: IpAddr| end.to_canonical() == self.address;
         let ours = self.enabled && own(path.local) && own(path.remote);
@@ -147,7 +152,7 @@ impl Outgoing {
         Ok(None)
     }
 
-    /// Makes the lane to a member, if there is none yet.
+    /// Creates the ring to a member, unless it exists.
     fn open(&mut self, member: MemberId) -> io::Result<()> {
         let slot = usize::from(member.slot());
         if let Some(Some(lane)) = self.lanes.get(slot)
@@ -162,7 +167,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// A member is gone: what is sent to it vanishes.
+    /// A member is gone: what is sent to it is dropped.
     pub(crate) fn close(&mut self, member: MemberId, endpoint: &mut Endpoint) {
         let slot = usize::from(member.slot());
         if let Some(Some(lane)) = self.lanes.get_mut(slot)
@@ -173,7 +178,7 @@ impl Outgoing {
         }
     }
 
-    /// A full lane is so no more.
+    /// A full ring is full no longer.
     fn reopen(&mut self, slot: usize, endpoint: &mut Endpoint) {
         if let Some(Some(lane)) = self.lanes.get_mut(slot)
             && lane.full
@@ -184,12 +189,12 @@ impl Outgoing {
         }
     }
 
-    /// Whether a lane is full.
+    /// Whether a ring is full.
     pub(crate) fn is_blocked(&self) -> bool {
         self.full > 0
     }
 
-    /// Looks whether the full lanes have room again.
+    /// Resumes the full rings that have space again.
     pub(crate) fn unblock(&mut self, endpoint: &mut Endpoint) {
         for slot in 0..self.lanes.len() {
             let Some(Some(lane)) = self.lanes.get_mut(slot) else {
@@ -201,7 +206,8 @@ impl Outgoing {
             let pushed = lane.push_held();
             let reopens = !pushed || lane.has_room();
             if pushed && !lane.touched {
-                // Whoever gave room back may have gone to sleep since, and nothing else may follow.
+                // The peer that returned the credits may sleep by now, and no other record may
+                // follow.
                 lane.touched = true;
                 self.touched.push(slot);
             }
@@ -211,7 +217,8 @@ impl Outgoing {
         }
     }
 
-    /// Sends a packet of the engine's, written into `packet`; what it refers to is in the table.
+    /// Sends a packet of the engine, with headers and inline payload in `packet`; other payload is
+    /// in the table's payload references.
     pub(crate) fn send(
         &mut self,
         id: LaneId,
@@ -235,7 +242,7 @@ impl Outgoing {
         }
         let (header, inline) = packet.split_at(transmit.headers);
         if let Some(acknowledgement) = Acknowledgement::of(header, transmit.qpn) {
-            // The later one of a queue pair says all that the earlier one does.
+            // ACKs are cumulative: a later one of the queue pair replaces an earlier one.
             let other = lane.held.replace(acknowledgement);
             if let Some(other) = other.filter(|other| other.qpn() != transmit.qpn) {
                 lane.push(other.headers(), Payload::Inline(&[]), other.qpn(), &[]);
@@ -257,7 +264,7 @@ impl Outgoing {
                 self.forced
             };
             if lane.refer(table, forced, &mut self.references, &mut self.keys).is_err() {
-                // Only where the lane broke: there was room for the largest.
+                // Only when the ring was closed: there was space for the largest payload.
                 lane.sender.discard();
                 return;
             }
@@ -271,7 +278,8 @@ impl Outgoing {
         self.look_for_room(slot, endpoint);
     }
 
-    /// Sends a packet that was written when it was posted, as [`send`](Self::send) would send the acknowledgement that goes along and then the packet.
+    /// Fast path: sends a packet that was written when it was posted, with the delayed ACK of its
+    /// queue pair, as [`send`](Self::send) would.
     pub(crate) fn send_short(&mut self, qpn: Qpn, short: &Short, packet: &[u8], endpoint: &mut Endpoint) {
         let slot = slot_of(short.lane);
         let Some(Some(lane)) = self.lanes.get_mut(slot) else {
@@ -298,17 +306,17 @@ impl Outgoing {
         self.look_for_room(slot, endpoint);
     }
 
-    /// Whether a lane takes a packet now, or loses it.
+    /// Whether the ring takes a packet now, or drops it.
     pub(crate) fn takes(&self, lane: LaneId) -> bool {
         !matches!(self.lanes.get(slot_of(lane)), Some(Some(found)) if found.full && lane_of(found.to) == lane)
     }
 
-    /// Whether a lane was given something since [`ring`](Self::ring).
+    /// Whether a ring got records since [`finish_batch`](Self::finish_batch).
     pub(crate) fn is_touched(&self) -> bool {
         !self.touched.is_empty()
     }
 
-    /// Has the queue pairs of a lane wait where it is full.
+    /// Marks a ring full, which pauses its queue pairs, when it has no space.
     fn look_for_room(&mut self, slot: usize, endpoint: &mut Endpoint) {
         if let Some(Some(lane)) = self.lanes.get_mut(slot)
             && !lane.full
@@ -320,7 +328,8 @@ impl Outgoing {
         }
     }
 
-    /// Hands on a datagram to the member that has its queue pair; it is lost where that is not possible now, as on any network.
+    /// Forwards a datagram to the member that owns its queue pair; it is lost where that is not
+    /// possible now, as on any network.
     pub(crate) fn forward(&mut self, to: MemberId, header: &Forwarded, datagram: &[u8]) {
         let slot = usize::from(to.slot());
         if self.open(to).is_err() {
@@ -344,7 +353,8 @@ impl Outgoing {
         }
     }
 
-    /// Nothing more is sent for now: sends the acknowledgements that nothing took along. Whose progress thread sleeps and has something to do by what was sent.
+    /// Ends a batch of packets: sends the delayed ACKs that found no packet, and returns the
+    /// threads to wake for what was sent.
     pub(crate) fn ring(&mut self, endpoint: &mut Endpoint) -> Wake {
         let mut wake = Wake::default();
         while let Some(slot) = self.touched.pop() {
@@ -368,7 +378,7 @@ impl Outgoing {
         wake
     }
 
-    /// The connection to another member that waits for room, which there is now.
+    /// The connection to another member that waits for credits.
     pub(crate) fn connection(&self, member: MemberId) -> Option<Arc<Connection>> {
         if member == self.host.me() {
             return None;
@@ -376,22 +386,23 @@ impl Outgoing {
         self.host.connect(member).ok()
     }
 
-    /// Takes back what a queue pair sent.
+    /// Revokes the references in a queue pair's records.
     pub(crate) fn revoke_qp(&mut self, qpn: Qpn) {
         for lane in self.lanes.iter_mut().flatten() {
-            // An error is told where packets are sent.
+            // An error is reported where packets are sent.
             let _ = lane.sender.revoke_qp(qpn.get());
         }
     }
 
-    /// Takes back what refers to a region.
+    /// Revokes the references to a region.
     pub(crate) fn revoke_region(&mut self, key: u32) {
         for lane in self.lanes.iter_mut().flatten() {
             let _ = lane.sender.revoke_region(key);
         }
     }
 
-    /// A region in this segment is gone: whoever has it mapped gives it up, if it was the last one.
+    /// A region of this segment is gone: if it was the last one, peers that map the segment unmap
+    /// it.
     pub(crate) fn release(&mut self, segment: Arc<Segment>) {
         let id = segment.id();
         if Arc::into_inner(segment).is_some() {
@@ -399,7 +410,7 @@ impl Outgoing {
         }
     }
 
-    /// The same of an allocation of a GPU's memory.
+    /// The same of an allocation of GPU memory.
     pub(crate) fn release_allocation(&mut self, allocation: Arc<Allocation>) {
         let id = allocation.id();
         if Arc::into_inner(allocation).is_some() {
@@ -412,21 +423,21 @@ impl Outgoing {
             if let Some(connection) = &lane.connection
                 && lane.sender.forget(id)
             {
-                // Where it is not told it goes on having it mapped: which costs memory, and nothing else.
+                // A peer that does not get it keeps the mapping, which costs only memory.
                 let _ = connection.send(Message::Released { id: u64::from(id.0) }, &[]);
             }
         }
     }
 }
 
-/// Whether connecting, or what is said first on a connection, failed as nobody is there any more.
+/// Whether connecting, or the first message on a connection, failed because the peer is gone.
 fn is_of_the_dead(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
     matches!(error.kind(), NotConnected | BrokenPipe | ConnectionReset)
 }
 
 impl Lane {
-    /// There is room. Where the lane broke meanwhile the packet is lost.
+    /// The caller has checked for space. If the ring is corrupt by now the packet is lost.
     fn push(&mut self, header: &[u8], payload: Payload<'_>, qpn: Qpn, keys: &[u32]) {
         let record = Record {
             kind: Kind::Packet,
@@ -436,7 +447,8 @@ impl Lane {
         let _lost = self.sender.push(&record, Referrer { qpn: qpn.get(), keys });
     }
 
-    /// Sends the acknowledgement that waits by itself. Whether there was one. There is room.
+    /// Sends the delayed ACK as a record of its own. Whether there was one. The caller has checked
+    /// for space.
     fn push_held(&mut self) -> bool {
         let held = self.held.take();
         if let Some(held) = held {
@@ -445,7 +457,7 @@ impl Lane {
         held.is_some()
     }
 
-    /// Whether it takes another packet, or loses it. Asks to be told when it does, if not.
+    /// Whether the ring takes another packet, or drops it. Otherwise a credit wake-up is requested.
     fn has_room(&mut self) -> bool {
         if self.closed {
             return true;
@@ -461,7 +473,7 @@ impl Lane {
         })
     }
 
-    /// Turns what the packet refers to into what the receiver can reach.
+    /// Turns the packet's payload references into those that the receiver can use.
     fn refer(
         &mut self,
         table: &mut Table,
@@ -497,7 +509,8 @@ impl Lane {
                 && let Some(segment) = table.segment(referred.key)
             {
                 let message = Message::Segment { id: u64::from(id.0) };
-                // Until it is mapped another mover does; where it cannot be sent now, the next packet tries again.
+                // Another copy mode serves until it is mapped; if it cannot be sent now, the next
+                // packet tries again.
                 if connection.send(message, &[segment.fd()]).is_ok() {
                     self.sender.announce(id);
                 }
@@ -506,7 +519,8 @@ impl Lane {
         let by_address = match forced {
             Some(Mover::Ring) => false,
             Some(Mover::Shared | Mover::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
-            // Two copies at the speed of memory, at both ends at once, take a third of the time of one by process_vm_readv(2) (docs/PERFORMANCE.md).
+            // Two copies at memory speed, at both ends at once, take a third of the time of one
+            // process_vm_readv(2) (docs/PERFORMANCE.md).
             None => self.connection.is_none(),
         };
         if by_address {
@@ -514,12 +528,14 @@ impl Lane {
             return Ok(Reference::Process { addr, len });
         }
         let (reference, to) = self.sender.copy_in(referred.len)?;
-        // SAFETY: registered memory, readable; the lane gave as many bytes, which are no part of a region.
+        // SAFETY: registered memory, readable; the ring gave as many bytes, which are no part of a
+        // region.
         unsafe { std::ptr::copy_nonoverlapping(referred.at, to, referred.len) };
         Ok(reference)
     }
 
-    /// Refers to memory of a GPU from `offset` of its allocation on, if the receiver has imported it, or will have; until then, and when it is to be copied now, it goes along.
+    /// A reference to GPU memory from `offset` of its allocation on, if the receiver has imported
+    /// that. Otherwise, or when it is to be copied `now`, the bytes are copied into the ring.
     fn device_reference(
         &mut self,
         referred: &Referred,
@@ -551,9 +567,9 @@ impl Lane {
         }
         let (reference, to) = self.sender.copy_in(referred.len)?;
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        // SAFETY: the lane gave as many bytes.
+        // SAFETY: the ring gave as many bytes.
         let copied = unsafe { allocation.read(start, to, referred.len) };
-        // Where it cannot be had the packet is lost, as packets are.
+        // If the copy fails the packet is lost.
         copied.map(|()| reference).map_err(|_| Full)
     }
 }
@@ -571,7 +587,7 @@ mod tests {
     use super::*;
     use crate::host::Flags;
 
-    /// Sends the headers of a packet of a queue pair on the lane.
+    /// Sends the headers of a packet of a queue pair.
     fn send(outgoing: &mut Outgoing, id: LaneId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
         let extension = match opcode {
             Opcode::RcAcknowledge => Extension::Aeth(Aeth {
@@ -611,7 +627,7 @@ mod tests {
             send(&mut outgoing, id, 5, Opcode::RcSendOnly, &mut endpoint);
         }
         assert!(!outgoing.ring(&mut endpoint).own, "nobody sleeps");
-        // The receiver takes all there is, and finds nothing more.
+        // The receiver consumes everything, and goes to sleep.
         while receiver.pop(|_| ()).unwrap().is_some() {}
         assert!(receiver.sleep());
         outgoing.unblock(&mut endpoint);

@@ -1,7 +1,8 @@
-//! Registered memory, as the engine sees it while it handles a packet of a lane: the table, and the packet's payload.
+//! Registered memory as the engine sees it while it handles a record: the table, and the payload.
 //!
-//! What is in memory of a GPU, or is to go there, is only begun to be copied: the engine goes on as if it were done, and what it says then is kept back (see [`gpu`]). Where that cannot be, the
-//! packet is *put off*: the engine is told that its bytes cannot be had, which changes nothing, and the record is handed in again.
+//! A copy from or to GPU memory is only started: the engine continues as if it were done, and its
+//! completions and responses are deferred (see [`gpu`]). If the copy cannot be started, the record
+//! is *deferred*: the engine gets an error that changes nothing, and the record is handled again.
 
 use std::ops::Range;
 
@@ -17,26 +18,26 @@ use crate::gpu::{self, Asked, Copies, Owner, Target};
 use crate::local::{Body, Gone, Reference};
 use crate::memory::{Spot, Table};
 
-/// The table and a payload.
+/// The memory table and a record's payload.
 pub(crate) struct Reach<'a> {
     pub(crate) table: &'a mut Table,
     pub(crate) at: Payload<'a>,
 }
 
-/// A payload, and what it takes to copy it.
+/// A payload and the state of its copies.
 pub(crate) struct Payload<'a> {
     pub(crate) body: Body<'a>,
     pub(crate) copies: &'a mut Copies,
     pub(crate) lane: LaneId,
     /// The headers of its packet.
     pub(crate) headers: &'a [u8],
-    /// Copies for the same queue pair, of packets before this one, are under way.
+    /// Copies of earlier packets of the same queue pair are in flight.
     pub(crate) behind: bool,
-    /// Copies were asked for.
+    /// GPU copies were requested.
     pub(crate) asked: bool,
-    /// Copies from the sender's memory were.
+    /// Some of them read the sender's memory.
     pub(crate) kept: bool,
-    /// It cannot be taken now, and is to be handed in again.
+    /// The record must be handled again later.
     pub(crate) later: bool,
 }
 
@@ -118,10 +119,11 @@ impl Memory for Reach<'_> {
 }
 
 impl Payload<'_> {
-    /// Copies `len` bytes of the payload from `at` on to where they belong, in the region of `key`; or has them copied, where they are or are to be in memory of a GPU.
+    /// Copies `len` bytes of the payload from `at` on to their location in the region of `key`, or
+    /// requests GPU copies if source or destination is GPU memory.
     ///
     /// # Safety
-    /// The spot may be written for as many bytes.
+    /// The location is writable for as many bytes.
     unsafe fn fetch(
         &mut self,
         at: usize,
@@ -136,8 +138,10 @@ impl Payload<'_> {
                 if self.waits() {
                     return Err(CopyError::Gone);
                 }
-                // SAFETY: writable by contract. No region is part of a lane, whose mapping nobody is told of; where it overlaps with what is copied, both are this process's
-                // memory or shared with the sender, and the bytes are as undefined as the application's doing is.
+                // SAFETY: writable by contract. No region is part of a ring, as its mapping is
+                // private to this crate; where the range overlaps with the source, both are this
+                // process's memory or shared with the sender, and the bytes are as undefined as the
+                // application's use of the device is.
                 unsafe { self.body.copy_to(at, len, dst) }.map_err(|_| CopyError::Gone)
             }
             Spot::Host(dst) => {
@@ -158,7 +162,7 @@ impl Payload<'_> {
                 for (start, piece) in body.pieces(at, len) {
                     let to = range.offset + offset + (start - at);
                     let target = Target::Device(range.allocation.memory(), to);
-                    // SAFETY: nothing of the host's is written.
+                    // SAFETY: no host memory is written.
                     unsafe { self.fetch_piece(start, &piece, key, target)? };
                 }
                 Ok(())
@@ -167,7 +171,7 @@ impl Payload<'_> {
     }
 
     /// # Safety
-    /// A target of the host's is writable for the length of the piece.
+    /// A host target is writable for the length of the piece.
     unsafe fn fetch_piece(
         &mut self,
         start: usize,
@@ -190,12 +194,13 @@ impl Payload<'_> {
         }
     }
 
-    /// Has bytes of the host's copied to a GPU.
+    /// Requests a copy of host bytes to a GPU.
     fn send(&mut self, at: usize, len: usize, key: u32, to: (&gpu::Memory, usize)) -> Result<(), CopyError> {
         let owner = self.owner(key);
         let body = &self.body;
         let asked = self.copies.ask_from_host(owner, to, len, |ring| {
-            // SAFETY: the ring has as many bytes, which are nobody else's until they have been copied.
+            // SAFETY: the ring has as many bytes, which have no other user until they have been
+            // copied.
             unsafe { body.copy_to(at, len, ring) }
         });
         match asked {
@@ -212,7 +217,7 @@ impl Payload<'_> {
         }
     }
 
-    /// For whom is asked now.
+    /// The owner of the copies that are requested now.
     fn owner(&mut self, key: u32) -> Owner {
         if !self.asked {
             self.asked = true;
@@ -234,7 +239,8 @@ impl Payload<'_> {
         Bth::dest_qp_of(self.headers).unwrap_or(Qpn::new(0))
     }
 
-    /// Whether bytes that are copied at once have to wait for copies of earlier packets of the same connection, as the application would see the later ones first. What has no order is not put off.
+    /// Whether an immediate copy must wait for GPU copies of earlier packets of the connection, as
+    /// the application would see it first otherwise. Unordered transports are not deferred.
     fn waits(&mut self) -> bool {
         let waits = self.behind && self.headers.first().is_some_and(|opcode| is_reliable(*opcode));
         self.later |= waits;

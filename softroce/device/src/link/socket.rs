@@ -9,14 +9,14 @@ use std::sync::{Arc, OnceLock};
 use super::udp::set_options;
 use crate::host::Unforked;
 
-/// One of them.
+/// A UDP socket with the link's options.
 pub(super) struct Socket {
     socket: Unforked<UdpSocket>,
     local: SocketAddr,
 }
 
 impl Socket {
-    /// Makes a bound socket one that a link can use.
+    /// Sets the link's options on a bound socket.
     pub(super) fn new(socket: Unforked<UdpSocket>) -> io::Result<Self> {
         let local = socket.local_addr()?;
         socket.set_nonblocking(true)?;
@@ -24,7 +24,7 @@ impl Socket {
         Ok(Self { socket, local })
     }
 
-    /// What it is bound to.
+    /// Its bound address.
     pub(super) fn local(&self) -> SocketAddr {
         self.local
     }
@@ -44,7 +44,8 @@ impl AsFd for Socket {
     }
 }
 
-/// The place of the socket at the address's own port, where a link has taken that over from a process that is gone: it is received from as well.
+/// The slot for the socket of the address's own port, if it was taken over from a process that is
+/// gone: it is received from as well.
 #[derive(Clone, Default)]
 pub(super) struct TakenOver(Arc<OnceLock<Socket>>);
 
@@ -53,7 +54,7 @@ impl TakenOver {
         self.0.get()
     }
 
-    /// Puts it in; a second one is an error.
+    /// Fills the slot; fails if it is full.
     pub(super) fn set(&self, socket: Unforked<UdpSocket>) -> io::Result<()> {
         self.0
             .set(Socket::new(socket)?)

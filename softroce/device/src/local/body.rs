@@ -1,4 +1,4 @@
-//! The payload of a record that has come, and the movers, which copy it to where it belongs.
+//! The payload of a received record, and the copy modes that move it.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -12,7 +12,7 @@ use super::record::Reference;
 use super::ring::Consumer;
 use crate::memory::copy::{WORD, tail_to_peer_visible};
 
-/// The bytes cannot be had: they were taken back, or their process is gone. The packet was lost, as packets are.
+/// The payload is unavailable: it was revoked, or the sender is gone. The packet counts as lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the sender took the payload back, or is gone")]
 pub struct Gone;
@@ -20,18 +20,18 @@ pub struct Gone;
 /// Where a payload is.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// In the lane, all of it from here on.
+    /// In the ring, in one piece from here on.
     Lane(*const u8),
-    /// Where the references say.
+    /// In the ranges of the references.
     Referred {
-        /// Some are to memory outside the lane.
+        /// Some are outside the ring.
         revocable: bool,
-        /// Some are to the bulk area.
+        /// Some are in the bulk area.
         bulk: bool,
     },
 }
 
-/// The payload of a record.
+/// The payload of a received record.
 #[derive(Clone, Copy, Debug)]
 pub struct Body<'a> {
     pub(super) map: &'a Mapping,
@@ -43,33 +43,34 @@ pub struct Body<'a> {
     pub(super) len: usize,
 }
 
-/// Where bytes go: into memory, the last of them into a word that is stored last.
+/// The destination of a copy: memory, and a word for the last bytes, which is stored last.
 struct Target<'a> {
     head: *mut u8,
     tail: &'a mut [u8],
 }
 
 impl Body<'_> {
-    /// How many bytes.
+    /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether some of it is in memory of a GPU.
+    /// Whether some of it is GPU memory.
     #[must_use]
     pub fn has_device(&self) -> bool {
         let is_device = |reference: &Reference| matches!(reference, Reference::Device { .. });
         matches!(self.source, Source::Referred { .. }) && self.references.iter().any(is_device)
     }
 
-    /// What a range of a payload is made of that [has memory of a GPU](Self::has_device): each piece, and where in the payload it begins.
+    /// The references to a range of a payload that [has GPU memory](Self::has_device), each with
+    /// its offset in the payload.
     pub fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, Reference)> {
         self.parts(at, len).scan(at, |next, part| {
             let start = *next;
@@ -78,23 +79,27 @@ impl Body<'_> {
         })
     }
 
-    /// Whether its bytes may be taken back until they are copied: not when they lie in the lane.
+    /// Whether it may be revoked until it is copied: not if it is in the ring.
     #[must_use]
     pub fn is_revocable(&self) -> bool {
         matches!(self.source, Source::Referred { revocable: true, .. })
     }
 
-    /// Copies the `len` bytes from `at` on into memory of this process, the last eight after all others. Parts may be copied in any order, and more than once.
+    /// Copies the `len` bytes from `at` on into memory of this process, the last eight after all
+    /// others. Parts may be copied in any order, and more than once.
     ///
     /// # Errors
-    /// When they cannot be had. Any of the bytes at `dst` but the last eight may have been written then.
+    /// When they are unavailable. Any of the bytes at `dst` but the last eight may have been
+    /// written then.
     ///
     /// # Panics
     /// When the payload has no such range.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes, which are no part of the lane. They may be read and written meanwhile, as memory of a device is; where they are the payload's own (of a lane to this
-    /// process itself, or shared with the sender), what is there afterwards is as undefined as with any device.
+    /// `dst` is writable for `len` bytes, which are no part of the ring. They may be read and
+    /// written concurrently, as memory of a device is; where they are the payload's own (of a ring
+    /// to this process itself, or shared with the sender), their final content is as undefined as
+    /// with any device.
     pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), Gone> {
         let end = at.checked_add(len);
         assert!(
@@ -102,7 +107,8 @@ impl Body<'_> {
             "{len} bytes from {at} on, of {}",
             self.len
         );
-        // What this process itself has taken back may not be mapped any more. It takes nothing back while it receives: both are done under the device's lock.
+        // What this process itself has revoked may be unmapped. It revokes nothing while it
+        // receives: both happen under the device's lock.
         if self.origin == Origin::Own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
             return Err(Gone);
         }
@@ -112,20 +118,20 @@ impl Body<'_> {
             head: dst,
             tail: &mut word[..last],
         };
-        // SAFETY: the target's head is all but the last bytes of what the caller has to give.
+        // SAFETY: the target's head is all but the last bytes of the caller's range.
         unsafe { self.fetch(at, len - last, target)? };
         if self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
             return Err(Gone);
         }
-        // SAFETY: these are the last bytes of what the caller has to give.
+        // SAFETY: these are the last bytes of the caller's range.
         unsafe { tail_to_peer_visible(&word[..last], dst.add(len - last)) };
         Ok(())
     }
 
-    /// Copies the bytes from `at` on into memory that is nobody else's.
+    /// Copies the bytes from `at` on into a slice.
     ///
     /// # Errors
-    /// When they cannot be had.
+    /// When they are unavailable.
     ///
     /// # Panics
     /// As [`copy_to`](Self::copy_to).
@@ -134,13 +140,16 @@ impl Body<'_> {
         unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
     }
 
-    /// `head` bytes from `at` on into the target's head, those behind them into its tail.
+    /// Copies `head` bytes from `at` on into the target's head, and those behind them into its
+    /// tail.
     ///
     /// # Safety
-    /// The range is one of the payload. The head is writable for as many bytes, as [`copy_to`](Self::copy_to) wants it.
+    /// The range is one of the payload. The head is writable for as many bytes, as for
+    /// [`copy_to`](Self::copy_to).
     unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), Gone> {
         if let Source::Lane(bytes) = self.source {
-            // SAFETY: the payload lies there (`Receiver::take` checked it against slot and bulk area), so its part does. Each byte is read once, and is only copied.
+            // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
+            // area), so its part is. Each byte is read once, and is only copied.
             unsafe {
                 ptr::copy_nonoverlapping(bytes.add(at), target.head, head);
                 ptr::copy_nonoverlapping(bytes.add(at + head), target.tail.as_mut_ptr(), target.tail.len());
@@ -164,13 +173,13 @@ impl Body<'_> {
         }
     }
 
-    /// One part after the other, each as its kind wants it.
+    /// Copies part by part, each in its copy mode.
     ///
     /// # Safety
-    /// `dst` is writable for `len` bytes, as [`copy_to`](Self::copy_to) wants it.
+    /// `dst` is writable for `len` bytes, as for [`copy_to`](Self::copy_to).
     unsafe fn fetch_parts(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), Gone> {
         for part in self.parts(at, len) {
-            // SAFETY: the parts together are as long as what `dst` has.
+            // SAFETY: the parts together are as long as the range of `dst`.
             unsafe {
                 self.fetch_part(part, dst)?;
                 dst = dst.add(part.len());
@@ -180,7 +189,7 @@ impl Body<'_> {
     }
 
     /// # Safety
-    /// `dst` is writable for the part's length, as [`copy_to`](Self::copy_to) wants it.
+    /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
     unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), Gone> {
         let len = part.len();
         let src = match (part, self.origin) {
@@ -192,11 +201,13 @@ impl Body<'_> {
                 // SAFETY: writable for the part's length.
                 return unsafe { peer.read([io_part(dst, len), io_part(dst, 0)], remote) };
             }
-            // Not the processor's: whoever handles the record has it copied.
+            // GPU memory is copied by the GPU, not here.
             (Reference::Process { .. }, Origin::Unreadable) | (Reference::Device { .. }, _) => None,
         };
-        // SAFETY: the lane and the segments are mapped for these ranges, which were just checked, and cannot shrink; of a lane to this process itself the creator
-        // has promised that they are readable. Each byte is read once and only copied, so it does no harm when others write it. The two may overlap, when a process writes to itself.
+        // SAFETY: the ring and the segments are mapped for these ranges, which were just checked,
+        // and cannot shrink; for a ring to this process itself the creator has promised that they
+        // are readable. Each byte is read once and only copied, so that concurrent writes do no
+        // harm. The two may overlap, when a process writes to itself.
         unsafe { ptr::copy(src.ok_or(Gone)?, dst, len) };
         Ok(())
     }
@@ -218,14 +229,15 @@ impl Body<'_> {
     }
 }
 
-/// Ranges of another process' memory, for one call: the references of a record, and the probe.
+/// Ranges of another process's memory, for one call: the references of a record, and the probe.
 struct Remote {
     parts: [MaybeUninit<libc::iovec>; REFERENCES + 1],
     len: usize,
 }
 
 impl Remote {
-    /// The parts, if all of them are of that kind. There are no more than a record has references.
+    /// The parts, if all of them are process memory. There are no more than a record has
+    /// references.
     fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
         let mut remote = Self {
             parts: [MaybeUninit::uninit(); REFERENCES + 1],
@@ -241,7 +253,7 @@ impl Remote {
     }
 
     fn push(&mut self, addr: u64, len: usize) -> Option<()> {
-        // A number that the kernel checks, and not an address here.
+        // Checked by the kernel; not an address here.
         let range = io_part(ptr::without_provenance_mut(addr as usize), len);
         self.parts.get_mut(self.len)?.write(range);
         self.len += 1;
@@ -261,8 +273,9 @@ fn io_part(start: *mut u8, len: usize) -> libc::iovec {
     }
 }
 
-/// Another process whose memory this one may read, and how to know it again: a number of a process may become another's, and a process another program (execve(2)) while its
-/// records are still here. So every call reads the probe as well, which all comes from one address space.
+/// Another process whose memory this one may read, and how to recognize it: its PID may be reused,
+/// and it may run another program (execve(2)), while its records are still here. So every call also
+/// reads the probe, from the same address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Peer {
     pub(super) process: i32,
@@ -271,14 +284,14 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Whether the process can be read, and is the one that the lane is from.
+    /// Whether the process can be read, and is the one that created the ring.
     pub(super) fn can_be_read(self) -> bool {
         let nothing = io_part(ptr::null_mut(), 0);
         // SAFETY: nothing is written but the probe.
         Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
     }
 
-    /// Copies from the process (process_vm_readv(2)): all of it, or it is [`Gone`].
+    /// Copies from the process (process_vm_readv(2)): all of it, or fails with [`Gone`].
     ///
     /// # Safety
     /// The local ranges are writable.
@@ -289,9 +302,10 @@ impl Peer {
         let wanted: usize = local.iter().map(|part| part.iov_len).sum();
         let remote = remote.parts();
         let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
-        // SAFETY: the local ranges are writable by contract, and the probe is; the kernel checks the remote ones and writes nothing there.
+        // SAFETY: the local ranges are writable by contract, and the probe is; the kernel checks
+        // the remote ones and writes nothing there.
         let read = unsafe { libc::process_vm_readv(self.process, local.as_ptr(), locals, remote.as_ptr(), remotes, 0) };
-        // It is never interrupted halfway; what is short met a page that is not there.
+        // It is never interrupted halfway; a short read met an unmapped page.
         let complete = usize::try_from(read) == Ok(wanted);
         if complete && u64::from_ne_bytes(probe) == self.value {
             Ok(())

@@ -1,14 +1,14 @@
-//! The memfd of a lane: where what lies, how one is made, and the checks of one that another process has made.
+//! The memfd of a shm ring: its layout, its creation, and the checks of one from another process.
 //!
 //! ```text
-//! 0      what it is: magic, slots, bulk bytes, the probe (written once, before the descriptor is given away)
-//! 64     the sender's word: starved
-//! 128    the receiver's words: head; how many segments it has mapped; what it can do
-//! 192    asleep: the receiver's, taken away by the sender
-//! 4096   slots of 256 bytes: tag, control, the record's bytes; at the end, revoked
+//! 0      magic, slots, bulk bytes, probe (written once, before the descriptor is sent)
+//! 64     the sender's word: it waits for credits
+//! 128    the receiver's words: head; how many segments it has mapped; its capabilities
+//! 192    the receiver sleeps: cleared by the sender
+//! 4096   slots of 256 bytes: tag, control, the record's content; at the end, revoked
 //! …      the bulk area
 //! ```
-//! Words that different processes write often lie in cache lines of their own.
+//! Words that different processes write often are in cache lines of their own.
 
 use std::fs::File;
 use std::io;
@@ -28,29 +28,30 @@ const MAGIC: u64 = u64::from_be_bytes(*b"DBLANE\0\x01");
 
 /// Bytes of a slot.
 pub(super) const SLOT: usize = 256;
-/// Where the record's own bytes begin in a slot.
+/// Offset of the content in a slot.
 pub(super) const CONTENT: usize = 16;
-/// How many of them there are.
+/// Bytes of the content.
 pub(super) const ROOM: usize = REVOKED - CONTENT;
 
 const HEADER_AREA: usize = 4096;
 const TAG: usize = 0;
 const CONTROL: usize = 8;
-/// At the end: in the first cache line there is room for all of a short message.
+/// At the end, so that all of a short message fits in the first cache line.
 const REVOKED: usize = SLOT - 8;
 
-/// What one record may take of the bulk area, whatever it is: the largest payload in as many pieces as there are references, each begun at a cache line, and the
-/// list of them.
+/// The most bulk space of one record: the largest payload in as many cache-line aligned pieces as
+/// there are references, and the list of those.
 pub(super) const MOST_BULK: usize = LARGEST + REFERENCES * (ALIGN + 16);
-/// What is put into the bulk area begins at a multiple of it.
+/// Alignment of pieces in the bulk area.
 pub(super) const ALIGN: usize = 64;
 
-/// How large a lane is.
+/// The size of a shm ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Slots, one for each record: a power of two.
     pub slots: usize,
-    /// Bytes of the bulk area: a multiple of 4096, with room for twice the largest payload. Not touched before it is needed.
+    /// Bytes of the bulk area: a multiple of 4096, at least twice the largest payload. Paged in on
+    /// use.
     pub bulk: usize,
 }
 
@@ -64,7 +65,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// The file's size, if it is a possible shape.
+    /// The file's size, if the geometry is possible.
     fn size(self) -> Option<NonZeroUsize> {
         let possible = self.slots.is_power_of_two()
             && (2..=1 << 16).contains(&self.slots)
@@ -86,20 +87,20 @@ pub(super) enum Field {
     Magic = 0,
     Slots = 8,
     Bulk = 16,
-    /// An address of the sender's memory, for its peer to try whether it can read there.
+    /// An address of the sender's memory, for the receiver to probe whether it can read there.
     ProbeAddress = 24,
-    /// What is found there.
+    /// The value at that address.
     ProbeValue = 32,
     Starved = 64,
     Head = 128,
-    /// How many of the segments that it was sent the receiver has mapped.
+    /// How many of the announced segments the receiver has mapped.
     Mapped = 136,
-    /// Bits: see `receiver`.
+    /// Bits of `receiver::Capabilities`.
     Abilities = 144,
     Asleep = 192,
 }
 
-/// A lane mapped into this process.
+/// A ring mapped into this process.
 #[derive(Debug)]
 pub(super) struct Mapping {
     start: NonNull<u8>,
@@ -107,13 +108,14 @@ pub(super) struct Mapping {
     shape: Shape,
 }
 
-// SAFETY: it owns a mapping, which is of the whole process; all access to its bytes is atomic or by raw copies of whoever has the bytes' turn.
+// SAFETY: it owns a mapping, which is of the whole process; all access to its bytes is atomic, or
+// by raw copies of the end that may access the slot.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// A new lane, and the descriptor to give to the other end.
+    /// Creates a ring, and the descriptor for the other end.
     pub(super) fn create(shape: Shape) -> io::Result<(Self, OwnedFd)> {
         let Some(size) = shape.size() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no such shape of a lane"));
@@ -129,11 +131,12 @@ impl Mapping {
         Ok((mapping, file.into()))
     }
 
-    /// The lane that a descriptor from another process says to be.
+    /// Maps and checks the ring of a descriptor from another process.
     pub(super) fn attach(fd: OwnedFd) -> io::Result<Self> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, format!("the descriptor is no lane: {what}"));
         let file = File::from(fd);
-        // A file that could shrink would be a signal here at its peer's pleasure. Only memfds have seals.
+        // The peer could shrink an unsealed file, which would be a SIGBUS here. Only memfds have
+        // seals.
         let sealed = SealFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GET_SEALS)?);
         if !sealed.contains(seals()) {
             return Err(invalid("it is not sealed"));
@@ -142,7 +145,7 @@ impl Mapping {
         let Some(size) = size.filter(|size| size.get() > HEADER_AREA) else {
             return Err(invalid("it is too short"));
         };
-        // Its shape is known when it is mapped; until then this one is of no meaning.
+        // The geometry is known once it is mapped.
         let mut mapping = Self::map(&file, size, Shape { slots: 0, bulk: 0 })?;
         if mapping.get(Field::Magic) != MAGIC {
             return Err(invalid("another magic number or version"));
@@ -162,7 +165,8 @@ impl Mapping {
 
     fn map(file: &impl AsFd, size: NonZeroUsize, shape: Shape) -> io::Result<Self> {
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, wherever the kernel has room: nothing there is replaced. Nobody has a reference to the file's bytes, here or elsewhere, but to atomics.
+        // SAFETY: a new mapping, wherever the kernel has space: nothing there is replaced. There
+        // are no references to the file's bytes, here or elsewhere, but to atomics.
         let start = unsafe { mmap(None, size, rights, MapFlags::MAP_SHARED, file, 0) }?.cast();
         Ok(Self { start, size, shape })
     }
@@ -170,8 +174,10 @@ impl Mapping {
     /// A word by its offset: a multiple of 8, within the mapping.
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.size.get());
-        // SAFETY: the callers' offsets are constants below 4096, or in one of the slots, all of which the mapping has (`Shape::size`); a page's start plus a multiple
-        // of 8 is aligned. The mapping lives as long as `self`; what else accesses these eight bytes, here or in the other process, does so atomically.
+        // SAFETY: the callers' offsets are constants below 4096, or in one of the slots, all of
+        // which the mapping has (`RingGeometry::size`); a page's start plus a multiple of 8 is
+        // aligned. The mapping lives as long as `self`; other accesses to these eight bytes, here
+        // or in the other process, are atomic.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
@@ -192,28 +198,30 @@ impl Mapping {
         HEADER_AREA + slot as usize * SLOT + offset
     }
 
-    /// What the slot says about its record.
+    /// The control word of the slot's record.
     pub(super) fn control(&self, slot: u64) -> &AtomicU64 {
         self.word(self.slot(slot, CONTROL))
     }
 
-    /// The [`ROOM`] bytes of a slot.
+    /// The [`CONTENT_LEN`] bytes of a slot.
     pub(super) fn content(&self, slot: u64) -> *mut u8 {
         // SAFETY: within the mapping, as all of the slot is.
         unsafe { self.start.as_ptr().add(self.slot(slot, CONTENT)) }
     }
 
-    /// A range of the bulk area, if it lies in it.
+    /// A range of the bulk area, if it is inside.
     pub(super) fn bulk(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let end = usize::try_from(offset).ok()?.checked_add(len)?;
-        // SAFETY: `end` is within the bulk area, so its start is too, and the bulk area within the mapping.
+        // SAFETY: `end` is within the bulk area, so its start is too, and the bulk area within the
+        // mapping.
         (end <= self.shape.bulk).then(|| unsafe { self.start.as_ptr().add(self.shape.bulk_start() + end - len) })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this size, and unmapped once; the borrows that this type gives end before it. It cannot fail for a whole mapping.
+        // SAFETY: mapped in `map` with this size, and unmapped once; the borrows that this type
+        // gives end before it. It cannot fail for a whole mapping.
         let _ = unsafe { munmap(self.start.cast(), self.size.get()) };
     }
 }

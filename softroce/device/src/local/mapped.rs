@@ -1,4 +1,4 @@
-//! A peer's segments, mapped here to be read.
+//! A peer's segments, mapped read-only.
 
 use std::fs::File;
 use std::io;
@@ -10,16 +10,16 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::segment::{SegmentId, cannot_shrink};
 
-/// Why a descriptor is no segment that can be mapped.
+/// Why a segment cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum UnfitSegment {
-    /// It could shrink, which would be a signal here, or it is not of plain shared memory.
+    /// It could shrink, which would be a SIGBUS here, or it is not plain shared memory.
     #[error("what the other process sent as segment {0} is no memfd that is sealed against shrinking")]
     Kind(SegmentId),
-    /// It is there already, or there are too many.
+    /// It is mapped already, or there are too many.
     #[error("the other process has {MOST} segments here already, or sent segment {0} twice")]
     Refused(SegmentId),
-    /// It cannot be mapped.
+    /// Mapping failed.
     #[error("cannot map segment {0} of the other process: {1}")]
     Map(SegmentId, #[source] io::Error),
 }
@@ -27,14 +27,14 @@ pub enum UnfitSegment {
 /// The most segments of one peer.
 const MOST: usize = 4096;
 
-/// Segments as large as this at most get their pages when they are mapped; larger ones as they are used.
+/// Segments up to this size are populated when mapped; larger ones on use.
 const POPULATED: usize = 64 << 20;
 
 /// The segments of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     mapped: Vec<Mapped>,
-    /// How many there were to be mapped, ever.
+    /// How many were announced, ever.
     tried: u64,
 }
 
@@ -69,7 +69,8 @@ impl Segments {
         if len.get() <= POPULATED {
             flags |= MapFlags::MAP_POPULATE;
         }
-        // SAFETY: a new mapping, wherever the kernel has room; no reference is ever made to its bytes, which their owner writes.
+        // SAFETY: a new mapping, wherever the kernel has space; no reference is ever made to its
+        // bytes, which their owner writes.
         let start = unsafe { mmap(None, len, ProtFlags::PROT_READ, flags, &file, 0) };
         let start = start.map_err(|errno| failed(errno.into()))?.cast();
         self.mapped.push(Mapped { id, start, len });
@@ -80,7 +81,7 @@ impl Segments {
         self.mapped.retain(|mapped| mapped.id != id);
     }
 
-    /// One was told of that is not to be mapped. How many there were.
+    /// Counts an announcement that is not to be mapped. Returns the count.
     pub(super) fn pass(&mut self) -> u64 {
         self.tried += 1;
         self.tried
@@ -90,7 +91,7 @@ impl Segments {
         self.tried
     }
 
-    /// Where a range of a segment is here, if there is such a range.
+    /// The address of a range of a segment, if it is inside.
     pub(super) fn find(&self, id: SegmentId, offset: u64, len: usize) -> Option<*const u8> {
         let mapped = self.mapped.iter().find(|mapped| mapped.id == id)?;
         let offset = usize::try_from(offset).ok()?;
@@ -102,7 +103,8 @@ impl Segments {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped in `add` with this length, and unmapped once; nothing points into it but the copy of a record, which borrows the segments.
+        // SAFETY: mapped in `add` with this length, and unmapped once; only the copy of a record
+        // points into it, which borrows the segments.
         let _ = unsafe { munmap(self.start.cast(), self.len.get()) };
     }
 }

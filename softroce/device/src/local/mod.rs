@@ -1,25 +1,31 @@
-//! Lanes: how packets go from one process of a host to another without a socket.
+//! Shm rings: single-producer single-consumer rings of records between two processes of a host.
 //!
-//! A lane goes one way, from the process that made it ([`Sender`]) to the one it gave the descriptor to ([`Receiver`]). It is one memfd: a ring of slots for packets,
-//! one each, and a *bulk area* for what does not fit in a slot. Nothing here knows the protocol: a [`Record`] is the bytes of a packet's headers and its payload, which
-//! either lies in the lane or is named by [`Reference`]s to the sender's memory. **The receiver copies**, from a segment that it has mapped too ([`segment`]), by
-//! process_vm_readv(2), or from the bulk area; nobody writes into another process, so what a reference needs is read access.
+//! A ring goes one way, from the process that created it ([`Sender`]) to the one that got the
+//! descriptor ([`Receiver`]). It is one memfd: slots for records, and a *bulk area* for what does
+//! not fit in a slot. It does not depend on the protocol: a [`Record`] is a packet's headers and
+//! its payload, which is in the ring or named by [`Reference`]s to the sender's memory. **The
+//! receiver copies**, from a segment that it has mapped too ([`segment`]), by process_vm_readv(2),
+//! or from the bulk area; no process writes to another's memory, so that references need read
+//! access only.
 //!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
-//! | `ring` | the order of things: publishing and consuming, sleeping and waking, waiting for room, taking back; with its models |
-//! | `layout` | the memfd: where what lies, and the checks of a lane that somebody else has made |
-//! | `record` | what a slot says |
+//! | `ring` | the protocol: publishing and consuming, sleep and wake-up, credits, revocation; with its models |
+//! | `layout` | the memfd: its layout, and the checks of a ring from another process |
+//! | `record` | the content of a slot |
 //! | `sender`, `receiver` | the two ends |
-//! | `body` | the movers |
+//! | `body` | the copy modes |
 //! | `segment`, `mapped` | memory that several processes can map, at its owner and at its peers |
 //!
-//! **The neighbour is hostile until checked.** Both ends can write all of the lane at any time. So each reads a word once, keeps what it counts in memory of its own, checks
-//! every number before it is a bound, and says [`Broken`] when one is impossible; then the lane is good for nothing but being closed. No reference (`&[u8]`) is made to
-//! shared memory: a byte that changes under a copy is a wrong byte and nothing worse.
+//! **The peer is not trusted.** Both ends can write all of the ring at any time. So each reads a
+//! word once, keeps its counts in memory of its own, checks every number before it is a bound, and
+//! returns [`Broken`] when one is impossible; then the ring can only be closed. No reference
+//! (`&[u8]`) is made to shared memory: a byte that changes during a copy is a wrong byte and
+//! nothing worse.
 //!
-//! **Taking back.** A sender that deregisters memory revokes the records that refer to it. It waits for nobody: the receiver looks *after* each copy whether the
-//! record was revoked, before it stores the last bytes, and then what it copied never was a message ([`Gone`]). A receiver that is stopped or dead
+//! **Revocation.** A sender that deregisters memory revokes the records that refer to it, without
+//! waiting: the receiver checks *after* each copy whether the record was revoked, before it stores
+//! the last bytes; then the copy never was a message ([`Gone`]). A receiver that is stopped or dead
 //! in the middle of a copy blocks nothing.
 
 mod body;
@@ -45,7 +51,7 @@ pub const REFERENCES: usize = 32;
 /// The most payload bytes of a record.
 pub const LARGEST: usize = 256 << 10;
 
-/// The other end of a lane does what none does: the lane can only be closed.
+/// The peer violated the ring's protocol: the ring can only be closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the other process wrote nonsense into the lane between us ({0}); the lane is closed")]
 pub struct Broken(&'static str);

@@ -1,4 +1,4 @@
-//! The receiving end of a lane.
+//! The receiving end of a shm ring.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,18 +13,18 @@ use super::ring::{Consumer, slot};
 use super::segment::SegmentId;
 use super::{Broken, HEADER, REFERENCES};
 
-/// Whose memory the references of a lane name.
+/// Whose memory the references of a ring name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
-    /// Another process', which this one can read.
+    /// Another process's, which this one can read.
     Process(Peer),
-    /// One that this one cannot read: of another user or namespace, or forbidden to it.
+    /// Another process's that this one cannot read: of another user or namespace, or forbidden.
     Unreadable,
-    /// This process' own.
+    /// This process's own.
     Own,
 }
 
-/// What the receiver tells the sender that it can do: bits of a word of the lane.
+/// Capabilities of the receiver, published to the sender as bits of a word of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Abilities(pub(super) u64);
 
@@ -33,7 +33,7 @@ impl Abilities {
     pub(super) const SEGMENTS: Self = Self(1);
     /// It reads the sender's memory by address.
     pub(super) const PROCESS: Self = Self(2);
-    /// It copies from GPUs' memory that it is told of.
+    /// It copies from GPU memory that the sender shares.
     pub(super) const DEVICES: Self = Self(4);
 
     pub(super) fn contains(self, other: Self) -> bool {
@@ -41,29 +41,30 @@ impl Abilities {
     }
 }
 
-/// What becomes of a record that was looked at.
+/// What becomes of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum After {
-    /// It is done with.
+    /// It is consumed.
     Consumed,
-    /// What it refers to is still being read: it stays, until it is [released](Receiver::release), and the next one comes.
+    /// Its references are still being read: it stays until it is [released](Receiver::release),
+    /// while later ones are handled.
     Kept,
-    /// It cannot be taken yet, and is looked at again.
+    /// It must be handled again.
     Left,
 }
 
-/// A record that has come.
+/// A received record.
 #[derive(Debug)]
 pub struct Received<'a> {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Its headers: a copy, which nobody changes any more.
+    /// A private copy of its headers.
     pub header: &'a [u8],
     /// Its payload.
     pub body: Body<'a>,
 }
 
-/// The receiving end of a lane. Used by one thread at a time.
+/// The receiving end of a shm ring. Used by one thread at a time.
 #[derive(Debug)]
 pub struct Receiver {
     map: Mapping,
@@ -71,17 +72,18 @@ pub struct Receiver {
     origin: Origin,
     segments: Segments,
     abilities: Abilities,
-    /// The sender waits for room and was not called yet.
+    /// The sender waits for credits and must be woken.
     owes_call: bool,
-    /// The references of the record at hand.
+    /// The references of the current record.
     references: Vec<Reference>,
 }
 
 impl Receiver {
-    /// The lane of which another process sent the descriptor. It tries at once whether it can read that process' memory, for the sender to know: `process` is its number, if it has one here.
+    /// Attaches to the ring of a descriptor from another process, and publishes whether this
+    /// process can read that process's memory: `process` is its PID, if it has one here.
     ///
     /// # Errors
-    /// When it is no lane: it must be a memfd, sealed, of this version, and as long as it says.
+    /// When it is no ring: it must be a sealed memfd of this version, as long as its geometry says.
     pub fn attach(fd: OwnedFd, process: Option<i32>) -> io::Result<Self> {
         let map = Mapping::attach(fd)?;
         let peer = process.map(|process| Peer {
@@ -96,10 +98,11 @@ impl Receiver {
         Ok(Self::with_origin(map, origin))
     }
 
-    /// A lane from this process to itself.
+    /// A ring from this process to itself.
     ///
     /// # Safety
-    /// The sender is this process', and the memory that its records refer to by address is readable until they are received or revoked. Nothing is revoked while a record is received.
+    /// The sender is this process's, and the memory that its records refer to by address is
+    /// readable until they are received or revoked. Nothing is revoked while a record is received.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -124,16 +127,16 @@ impl Receiver {
         }
     }
 
-    /// Takes the next record, if there is one. What `take` does not copy is gone afterwards.
+    /// Consumes the next record, if there is one; `take` must copy what it needs.
     ///
     /// # Errors
-    /// When what is there is no record: the lane is good for nothing any more.
+    /// When the ring is corrupt: it can only be closed.
     #[inline]
     pub fn pop<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<Option<R>, Broken> {
         self.pop_for(|record| (After::Consumed, take(record)))
     }
 
-    /// Looks at the next record, if there is one; `take` says what becomes of it.
+    /// Handles the next record, if there is one; `take` returns what becomes of it.
     ///
     /// # Errors
     /// As [`pop`](Self::pop).
@@ -146,7 +149,7 @@ impl Receiver {
         self.take(take).map(Some)
     }
 
-    /// Whether the next record is there, and has all of its payload in its slot.
+    /// Whether the next record is there, with all of its payload in its slot.
     #[inline]
     pub fn short_is_next(&self) -> bool {
         self.ring.ready(&self.map) && {
@@ -164,9 +167,10 @@ impl Receiver {
         let control = Control::decode(self.map.control(slot).load(Ordering::Relaxed))?;
         let content = self.map.content(slot);
         let mut header = [0; HEADER];
-        // SAFETY: `decode` found no more than HEADER bytes of header, fewer than the slot has. They may change meanwhile, which changes the copy and nothing else.
+        // SAFETY: `decode` found no more than HEADER bytes of header, fewer than the slot has. They
+        // may change concurrently, which changes the copy and nothing else.
         unsafe { ptr::copy_nonoverlapping(content, header.as_mut_ptr(), control.header) };
-        // SAFETY: within the content, as `decode` says that what follows fits in it.
+        // SAFETY: within the content, as `decode` checked that what follows fits in it.
         let behind = unsafe { content.add(control.behind_header()) }.cast_const();
         let source = match control.form {
             Form::Slot => Source::Lane(behind),
@@ -202,18 +206,19 @@ impl Receiver {
         Ok(taken)
     }
 
-    /// Whether the oldest record that is kept was taken back: asked when what it referred to has been read, before that counts.
+    /// Whether the oldest retained record was revoked: checked after its references have been read,
+    /// before that counts.
     #[must_use]
     pub fn was_revoked(&self) -> bool {
         Consumer::was_revoked(&self.map, self.ring.done())
     }
 
-    /// The oldest record that is kept, or was taken behind one, is done with.
+    /// Releases the oldest retained record, or one consumed behind it.
     pub fn release(&mut self) {
         self.owes_call |= self.ring.release(&self.map);
     }
 
-    /// What lies in the bulk area, where the slot says.
+    /// The bulk range at the offset in the slot.
     fn bulk(&self, offset: *const u8, len: usize) -> Result<*const u8, Broken> {
         // SAFETY: the eight bytes at `offset` are in the slot's content (`Control::fits`).
         let offset = u64::from_ne_bytes(unsafe { offset.cast::<[u8; 8]>().read() });
@@ -221,13 +226,14 @@ impl Receiver {
         Ok(at.cast_const())
     }
 
-    /// Copies the list of references and checks all that can be checked before the bytes are asked for.
+    /// Copies the list of references, and checks all that can be checked before the bytes are read.
     fn refer(&mut self, list: *const u8, control: &Control) -> Result<Source, Broken> {
         self.references.clear();
         let mut len = 0;
         let mut bulk = false;
         for index in 0..control.references {
-            // SAFETY: `list` has that many references: in the slot's content by `Control::fits`, or in the bulk area as was asked for. Each is copied before it is looked at.
+            // SAFETY: `list` has that many references: in the slot's content by `Control::fits`, or
+            // in the bulk area, which the caller requested. Each is copied before it is checked.
             let bytes = unsafe { list.add(index * REFERENCE).cast::<[u8; REFERENCE]>().read() };
             let reference = Reference::decode(&bytes)?;
             if let Reference::Bulk { offset, .. } = reference {
@@ -249,27 +255,29 @@ impl Receiver {
         Ok(Source::Referred { revocable, bulk })
     }
 
-    /// Whether the sender waits for room and there is some now: it has to be rung, over the connection of the two processes. Said once for each time that it waits.
+    /// Whether the sender waits for credits that were returned: it must be woken over the
+    /// connection of the two processes. Returned once for each wait.
     #[must_use]
     pub fn owes_call(&mut self) -> bool {
         std::mem::take(&mut self.owes_call)
     }
 
-    /// Before sleeping until rung. `false` when a record is there: then it must not sleep.
+    /// Before sleeping until woken. `false` when a record is there, so that the caller must not
+    /// sleep.
     #[must_use]
     pub fn sleep(&mut self) -> bool {
         self.ring.sleep(&self.map)
     }
 
-    /// Awake again: need not be rung.
+    /// Awake again: needs no wake-up.
     pub fn awake(&mut self) {
         self.ring.awake(&self.map);
     }
 
-    /// Maps a segment of the sender's, which it sent over the connection: in the order in which it sent them.
+    /// Maps a segment that the sender sent over the connection, in the order of its announcements.
     ///
     /// # Errors
-    /// When it is none, or cannot be mapped. The sender is told then that segments are nothing for this lane.
+    /// When it is invalid, or cannot be mapped. The ring then uses no more segments.
     pub fn add_segment(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), UnfitSegment> {
         let added = self.segments.add(id, fd);
         if added.is_err() {
@@ -280,13 +288,14 @@ impl Receiver {
         added
     }
 
-    /// From now on the sender may tell of memory of GPUs.
+    /// From now on the sender may share GPU memory.
     pub fn take_devices(&mut self) {
         self.abilities.0 |= Abilities::DEVICES.0;
         self.map.set(Field::Abilities, self.abilities.0);
     }
 
-    /// Memory of a GPU that the sender told of, in its order among the segments, was imported; or not, and the sender is to tell of no more.
+    /// GPU memory that the sender announced, in order among the segments, was imported; if not, it
+    /// is to share no more.
     pub fn add_device(&mut self, imported: bool) {
         if !imported {
             self.abilities.0 &= !Abilities::DEVICES.0;
@@ -295,7 +304,7 @@ impl Receiver {
         self.map.set(Field::Mapped, self.segments.pass());
     }
 
-    /// Unmaps a segment that the sender has given up.
+    /// Unmaps a segment that the sender has withdrawn.
     pub fn remove_segment(&mut self, id: SegmentId) {
         self.segments.remove(id);
     }

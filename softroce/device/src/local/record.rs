@@ -1,13 +1,13 @@
-//! What a slot says: the record of one packet.
+//! The content of a slot: the record of one packet.
 //!
-//! Content of a slot: the header bytes; from the next multiple of 8 on the payload itself or the references, 16 bytes each; or, where these are too long for the
-//! slot, the offset in the bulk area where they lie.
+//! First the header bytes; from the next multiple of 8 on the payload itself or the references, 16
+//! bytes each; or, if these do not fit in the slot, their offset in the bulk area.
 
 use super::layout::ROOM;
 use super::segment::SegmentId;
 use super::{Broken, HEADER, LARGEST, REFERENCES};
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A packet from one queue pair to another.
@@ -16,45 +16,45 @@ pub enum Kind {
     Datagram,
 }
 
-/// A range of the sender's memory, or of the lane.
+/// A range of the sender's memory, or of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reference {
     /// Of a segment that both map.
     Segment {
-        /// Which.
+        /// Its number.
         id: SegmentId,
         /// The first byte.
         offset: u64,
-        /// How many.
+        /// Bytes.
         len: u32,
     },
     /// Of the sender's address space.
     Process {
         /// The first byte.
         addr: u64,
-        /// How many.
+        /// Bytes.
         len: u32,
     },
-    /// Of a GPU's memory, which the receiver has imported: nothing here copies it.
+    /// Of GPU memory, which the receiver has imported, and the GPU copies.
     Device {
-        /// Which.
+        /// Its number.
         id: SegmentId,
         /// The first byte.
         offset: u64,
-        /// How many.
+        /// Bytes.
         len: u32,
     },
-    /// Of the lane's bulk area: what [`Sender::copy_in`](super::Sender::copy_in) gave.
+    /// Of the ring's bulk area, from [`Sender::copy_in`](super::Sender::copy_in).
     Bulk {
         /// The first byte.
         offset: u64,
-        /// How many.
+        /// Bytes.
         len: u32,
     },
 }
 
 impl Reference {
-    /// How many bytes.
+    /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         let (Self::Segment { len, .. } | Self::Process { len, .. } | Self::Device { len, .. } | Self::Bulk { len, .. }) =
@@ -62,13 +62,13 @@ impl Reference {
         len as usize
     }
 
-    /// Whether there are none.
+    /// Whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same memory, `skip` bytes later and `len` long: within what it is.
+    /// The part from `skip` on, `len` long.
     pub(super) fn part(self, skip: usize, len: usize) -> Self {
         let (skip, len) = (skip as u64, len as u32);
         match self {
@@ -123,24 +123,25 @@ impl Reference {
 
 /// Bits of a segment's number in a reference.
 pub(super) const ID_BITS: u32 = 30;
-/// Bytes of a reference in a lane.
+/// Bytes of a reference in a ring.
 pub(super) const REFERENCE: usize = 16;
 
-/// The payload of a record to be sent.
+/// The payload of a record to send.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// These bytes, which are copied into the lane: [`LARGEST`] at most.
+    /// These bytes are copied into the ring: [`LARGEST`] at most.
     Inline(&'a [u8]),
-    /// The receiver copies from there: [`REFERENCES`] at most, which together are [`LARGEST`] at most.
+    /// The receiver copies from there: [`REFERENCES`] at most, which together are [`LARGEST`] at
+    /// most.
     Referred(&'a [Reference]),
 }
 
-/// A record to be sent.
+/// A record to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// The packet's headers, or what there is to say about a datagram: [`HEADER`] bytes at most.
+    /// The packet's headers, or those of a forwarded datagram: [`HEADER`] bytes at most.
     pub header: &'a [u8],
     /// Its payload.
     pub payload: Payload<'a>,
@@ -164,16 +165,13 @@ pub(super) enum Form {
 pub(super) struct Control {
     pub(super) kind: Kind,
     pub(super) form: Form,
-    /// Header bytes.
     pub(super) header: usize,
-    /// References.
     pub(super) references: usize,
-    /// Payload bytes.
     pub(super) payload: usize,
 }
 
 impl Control {
-    /// Where in the slot's content the payload, the references or their offset begin.
+    /// Offset in the slot's content of the payload, the references, or their offset.
     pub(super) fn behind_header(&self) -> usize {
         self.header.next_multiple_of(8)
     }
@@ -206,7 +204,8 @@ impl Control {
         kind | form << 8 | header << 16 | references << 24 | payload << 32
     }
 
-    /// What a control word says, whoever wrote it: sizes within their limits, and a content that fits into a slot.
+    /// Decodes an untrusted control word: sizes are within their limits, and the content fits in a
+    /// slot.
     pub(super) fn decode(word: u64) -> Result<Self, Broken> {
         let [kind, form, header, references, payload @ ..] = word.to_le_bytes();
         let kind = match kind {

@@ -1,13 +1,18 @@
-//! The order of things in a lane: what each end does to the words that both see. Where those lie is `layout`'s business.
+//! The protocol of a shm ring: what each end does to the shared words. Their layout is in `layout`.
 //!
-//! Positions count records and never wrap (64 bits); the slot of one is its lower bits. A slot is full when its *tag* is its position + 1, which is stored last: a consumer
-//! that waits reads the first cache line of the next record and nothing else. Tags lie in slots only, so that no byte of a message is ever taken for one.
+//! Positions count records and never wrap (64 bits); a position's slot is its lower bits. A slot is
+//! full when its *tag* is its position + 1, which is stored last: a waiting consumer reads the
+//! first cache line of the next record and nothing else. Tags are in slots only, so that no byte of
+//! a message is ever taken for one.
+//!
+//! The consumer returns *credits* (free slots and bulk space) by advancing `head`.
 
 use crate::sync::{Ordering, fence};
 
 use super::Broken;
 
-/// A word that both ends see. A trait for the sake of the models: loom's atomics cannot lie in shared memory.
+/// A word that both ends access. A trait because of the models: loom's atomics cannot be in shared
+/// memory.
 pub(super) trait Word {
     fn load(&self, ordering: Ordering) -> u64;
     fn store(&self, value: u64, ordering: Ordering);
@@ -36,21 +41,21 @@ word!(std::sync::atomic::AtomicU64);
 #[cfg(doorbell_loom)]
 word!(crate::sync::AtomicU64);
 
-/// The words of a lane. Indices of slots are below [`slots`](Words::slots), which never changes.
+/// The words of a ring. Slot indices are below the constant [`slots`](RingWords::slots).
 pub(super) trait Words {
     type Word: Word;
 
-    /// How many slots there are: a power of two.
+    /// The number of slots: a power of two.
     fn slots(&self) -> u64;
     /// The position + 1 of the record in a slot.
     fn tag(&self, slot: u64) -> &Self::Word;
-    /// Not 0: the record in a slot was taken back.
+    /// Not 0: the record in a slot was revoked.
     fn revoked(&self, slot: u64) -> &Self::Word;
-    /// The position that the consumer has come to.
+    /// The position up to which the consumer has returned credits.
     fn head(&self) -> &Self::Word;
     /// Not 0: the consumer sleeps, or is about to.
     fn asleep(&self) -> &Self::Word;
-    /// Not 0: the producer waits for room.
+    /// Not 0: the producer waits for credits.
     fn starved(&self) -> &Self::Word;
 }
 
@@ -64,7 +69,7 @@ pub(super) fn slot(words: &impl Words, position: u64) -> u64 {
 pub(super) struct Producer {
     /// The position of the next record.
     tail: u64,
-    /// The consumer's, as last seen.
+    /// The consumer's head, as last read.
     head: u64,
 }
 
@@ -77,15 +82,15 @@ impl Producer {
         self.head
     }
 
-    /// Whether the next slot is free, as far as is known here: [`refresh`](Self::refresh) looks.
+    /// Whether the next slot is known to be free; [`refresh`](Self::refresh) updates that.
     pub(super) fn has_slot(&self, words: &impl Words) -> bool {
         self.tail - self.head < words.slots()
     }
 
-    /// Looks how far the consumer has come; all that it has given back may be written again.
+    /// Reads the consumer's head: the slots before it may be written again.
     ///
     /// # Errors
-    /// When it has come to where it cannot be.
+    /// When it is impossible.
     pub(super) fn refresh(&mut self, words: &impl Words) -> Result<(), Broken> {
         let head = words.head().load(Ordering::Acquire);
         if head.wrapping_sub(self.head) > self.tail - self.head {
@@ -95,44 +100,49 @@ impl Producer {
         Ok(())
     }
 
-    /// Gives the consumer the record that has been written to the slot of [`tail`](Self::tail), which was free.
+    /// Publishes the record in the slot of [`tail`](Self::tail), which was free.
     pub(super) fn publish(&mut self, words: &impl Words) {
         let slot = slot(words, self.tail);
         self.tail += 1;
-        // Carries the slot's content and whatever memory it refers to.
+        // Releases the slot's content and the memory that it refers to.
         words.tag(slot).store(self.tail, Ordering::Release);
     }
 
-    /// After publishing: whether the consumer sleeps and has to be rung, which is said once for each time that it sleeps.
+    /// After publishing: whether the consumer sleeps and must be woken. Returned once for each
+    /// sleep.
     pub(super) fn must_ring(&self, words: &impl Words) -> bool {
         // With the fence in `Consumer::sleep`: either the flag is seen here, or the record there.
         fence(Ordering::SeqCst);
         words.asleep().load(Ordering::Relaxed) != 0 && words.asleep().swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Asks to be called when there is room. What [`head`](Self::head) is afterwards was read after asking.
+    /// Requests a wake-up when credits are returned, and reads [`head`](Self::head) after that.
     pub(super) fn starve(&mut self, words: &impl Words) -> Result<(), Broken> {
         words.starved().store(1, Ordering::Relaxed);
-        // With the fence in `Consumer::give_back`: either the progress is seen here, or the flag there.
+        // With the fence in `Consumer::return_credits`: either the progress is seen here, or the
+        // flag there.
         fence(Ordering::SeqCst);
         self.refresh(words)
     }
 
-    /// Takes a record back. Whoever copies what it refers to learns of it afterwards. `settle` follows the last of them.
+    /// Revokes a record. A receiver that is copying from its references detects it afterwards.
+    /// [`revoke_fence`](Self::revoke_fence) follows the last revocation.
     pub(super) fn revoke(&self, words: &impl Words, position: u64) {
-        // Its tag, which no other record ever has: so nothing is to be set back for the next in the slot.
+        // Its tag, which no other record ever has: so the next record in the slot needs no reset.
         words
             .revoked(slot(words, position))
             .store(position + 1, Ordering::Relaxed);
     }
 
-    /// What this thread, and those it tells, write from now on is seen by no copy that counts.
+    /// Orders revocations before later writes to the memory, by this thread and those it
+    /// synchronizes with: a copy that reads such a write detects its revocation.
     pub(super) fn settle(&self) {
         fence(Ordering::Release);
     }
 }
 
-/// After so many records the producer is told: more often makes its processor fetch the word again and again.
+/// Credits are returned after this many records: more often makes the producer's CPU fetch the word
+/// again and again.
 const BATCH: u64 = 32;
 
 /// The receiver's side.
@@ -140,13 +150,13 @@ const BATCH: u64 = 32;
 pub(super) struct Consumer {
     /// The position of the next record.
     next: u64,
-    /// How many before it are kept: read, and not done with.
+    /// Retained records before it: handled, and not released.
     kept: u64,
-    /// What the producer was told last.
+    /// The last published head.
     told: u64,
-    /// What it was told last with a fence, so that a producer that waits knows.
+    /// The last head published with a fence, so that a waiting producer is woken.
     given_back: u64,
-    /// A record consumed since then took room of the bulk area.
+    /// A record consumed since then used the bulk area.
     bulky: bool,
 }
 
@@ -155,37 +165,38 @@ impl Consumer {
         self.next
     }
 
-    /// Up to where all are done with.
+    /// The position up to which all are released.
     pub(super) fn done(&self) -> u64 {
         self.next - self.kept
     }
 
-    /// Whether the next record is there. All of it is visible then.
+    /// Whether the next record is there, and all of it visible.
     pub(super) fn ready(&self, words: &impl Words) -> bool {
-        // A slot that is kept has its own record's tag, which is never the next one's.
+        // A retained slot has its own record's tag, which is never the next one's.
         words.tag(slot(words, self.next)).load(Ordering::Acquire) == self.next + 1
     }
 
-    /// The next record is done with. `bulky`: it took room of the bulk area. Whether the producer waits for room and has to be called.
+    /// Consumes the next record; `used_bulk` if it used the bulk area. Whether the producer waits
+    /// for credits and must be woken.
     pub(super) fn consumed(&mut self, words: &impl Words, bulky: bool) -> bool {
         self.next += 1;
         self.bulky |= bulky;
         if self.kept > 0 {
-            // In order: it is given back behind those.
+            // In order: released behind the retained ones.
             self.kept += 1;
             return false;
         }
         self.is_due(words) && self.give_back(words)
     }
 
-    /// The next record has been read, and is to be kept until it is [released](Self::release), with all behind it.
+    /// Retains the next record until it is [released](Self::release), with all behind it.
     pub(super) fn keep(&mut self, bulky: bool) {
         self.next += 1;
         self.kept += 1;
         self.bulky |= bulky;
     }
 
-    /// The oldest record that is kept is done with. As [`consumed`](Self::consumed).
+    /// Releases the oldest retained record. As [`consumed`](Self::consumed).
     pub(super) fn release(&mut self, words: &impl Words) -> bool {
         self.kept = self.kept.saturating_sub(1);
         (self.kept == 0 || self.is_due(words)) && self.give_back(words)
@@ -195,8 +206,9 @@ impl Consumer {
         self.bulky || self.done() - self.given_back >= BATCH.min(words.slots())
     }
 
-    /// There is nothing more for now. A producer that has told us nothing since may not wait for what is told here without a fence: it is less than a
-    /// batch of slots and nothing of the bulk area, and of slots it had more than that.
+    /// No record is there: publishes the head without a fence. A producer that read an older head
+    /// does not wait for these credits: they are less than a batch of slots and no bulk space, and
+    /// it had more slots than that.
     pub(super) fn idle(&mut self, words: &impl Words) {
         if self.told != self.done() {
             self.told = self.done();
@@ -204,28 +216,30 @@ impl Consumer {
         }
     }
 
-    /// Gives back what was consumed. Whether the producer waits for room and has to be called.
+    /// Returns credits. Whether the producer waits for them and must be woken.
     fn give_back(&mut self, words: &impl Words) -> bool {
         self.told = self.done();
         self.given_back = self.told;
         self.bulky = self.bulky && self.kept > 0;
         words.head().store(self.told, Ordering::Release);
-        // With the fence in `Producer::starve`.
+        // With the fence in `Producer::request_credit_wakeup`.
         fence(Ordering::SeqCst);
         words.starved().load(Ordering::Relaxed) != 0 && words.starved().swap(0, Ordering::AcqRel) != 0
     }
 
-    /// After the copies from a record's references, before they count: whether the record was taken back meanwhile.
+    /// After the copies from a record's references, before they count: whether it was revoked
+    /// meanwhile.
     pub(super) fn was_revoked(words: &impl Words, position: u64) -> bool {
-        // With the fence in `Producer::settle`: whoever has read a byte written after that one reads the flag after this one.
+        // With the fence in `Producer::revoke_fence`: a thread that has read a byte written after
+        // that one reads the flag after this one.
         fence(Ordering::Acquire);
         words.revoked(slot(words, position)).load(Ordering::Relaxed) == position + 1
     }
 
-    /// About to sleep. `false` when there is a record: it must not.
+    /// Before sleeping. `false` when there is a record, so that the caller must not sleep.
     pub(super) fn sleep(&self, words: &impl Words) -> bool {
         words.asleep().swap(1, Ordering::AcqRel);
-        // With the fence in `Producer::must_ring`.
+        // With the fence in `Producer::must_wake`.
         fence(Ordering::SeqCst);
         if self.ready(words) {
             self.awake(words);
@@ -234,7 +248,7 @@ impl Consumer {
         true
     }
 
-    /// Awake, and need not be rung.
+    /// Awake: needs no wake-up.
     pub(super) fn awake(&self, words: &impl Words) {
         words.asleep().swap(0, Ordering::AcqRel);
     }

@@ -1,8 +1,9 @@
-//! Memory of this process that others can map too.
+//! Memory of this process that others can map: segments.
 //!
-//! There is no allocator to ask: any program that maps a memfd shared has such memory, whoever made it. [`find`] looks a range of addresses up in /proc/self/maps and the
-//! file behind it among the descriptors of /proc/self/fd. The file must not be able to shrink (F_SEAL_SHRINK is put on it if that is allowed), for reading behind its end would be a signal in
-//! another process. What is doubtful is no segment, and moves by other movers.
+//! Any program that maps a memfd shared has such memory, whoever allocated it. [`find`] resolves an
+//! address range through /proc/self/maps, and its file among the descriptors in /proc/self/fd. The
+//! file must not be able to shrink (F_SEAL_SHRINK is set if permitted), as an access beyond its end
+//! would be a SIGBUS in another process. Other memory is no segment, and uses other copy modes.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 
 use super::record::ID_BITS;
 
-/// The number of a segment in the process that owns it. Never used again.
+/// The number of a segment in the process that owns it. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SegmentId(pub u32);
 
@@ -29,24 +30,24 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// A file of shared memory that this process has mapped. It stays open for as long as this lives.
+/// A shared memory file that this process has mapped; kept open.
 #[derive(Debug)]
 pub struct Segment {
     id: SegmentId,
-    /// Can only be read through.
+    /// Opened read-only.
     file: File,
     inode: Inode,
     len: u64,
 }
 
 impl Segment {
-    /// Its number here.
+    /// Its number.
     #[must_use]
     pub fn id(&self) -> SegmentId {
         self.id
     }
 
-    /// A descriptor by which another process can map it, to read only.
+    /// A read-only descriptor, by which another process can map it.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -56,29 +57,30 @@ impl Segment {
 /// A range of a segment.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Which.
+    /// The segment.
     pub segment: Arc<Segment>,
-    /// Where the range begins in it.
+    /// The range's offset in it.
     pub offset: u64,
 }
 
-/// What identifies a file.
+/// Identifies a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Inode {
     dev: u64,
     number: u64,
 }
 
-/// The segments that somebody holds.
+/// The segments in use.
 static KNOWN: Mutex<Vec<Weak<Segment>>> = Mutex::new(Vec::new());
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// A number that no other segment has or will have.
+/// A number that no other segment ever has.
 pub(crate) fn next_id() -> SegmentId {
     SegmentId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The segment in which all of a range of this process' memory lies, if it does. The answer is good for as long as the range stays mapped as it is.
+/// The segment with all of a range of this process's memory, if there is one. Valid for as long as
+/// the range stays mapped as it is.
 #[must_use]
 pub fn find(addr: usize, len: usize) -> Option<Place> {
     let maps = fs::read("/proc/self/maps").ok()?;
@@ -86,7 +88,7 @@ pub fn find(addr: usize, len: usize) -> Option<Place> {
     let end = range.offset.checked_add(len as u64)?;
     let mut known = KNOWN.lock();
     known.retain(|segment| segment.strong_count() != 0);
-    // One that has grown since is mapped too short by those who have it.
+    // A file that has grown is mapped too short by peers: it becomes another segment.
     let found = known
         .iter()
         .filter_map(Weak::upgrade)
@@ -123,8 +125,9 @@ struct FileRange {
     offset: u64,
 }
 
-/// The part of a memfd that is mapped, shared, from `start` to `end`, according to a text of the form of /proc/self/maps (proc_pid_maps(5)). It may be mapped in several pieces, which protection
-/// and advice make of one, if they continue each other.
+/// The part of a memfd that is mapped shared from `start` to `end`, according to text in the format
+/// of /proc/self/maps (proc_pid_maps(5)). Protection and advice may split a mapping into several
+/// lines.
 fn mapped_file(maps: &[u8], start: usize, end: usize) -> Option<FileRange> {
     let mut found: Option<FileRange> = None;
     let mut reached = start;
@@ -188,10 +191,11 @@ impl Piece {
     }
 }
 
-/// A descriptor of this process for a file, opened anew to be read only, if it can be one of a segment.
+/// Opens the file of one of this process's descriptors read-only, if it can be a segment.
 fn open(inode: Inode) -> Option<File> {
     for entry in fs::read_dir("/proc/self/fd").ok()? {
-        // Through the link the file is reached and not its name, which a memfd has none of. It may be closed, or be another's, by the time it is open: so it is looked at then.
+        // A memfd has no name: it is reached through the link. The descriptor may be closed or
+        // reused at any time, so the opened file is checked again.
         let Ok(path) = entry.map(|entry| entry.path()) else {
             continue;
         };
@@ -217,7 +221,7 @@ fn open(inode: Inode) -> Option<File> {
     None
 }
 
-/// Whether the link of a descriptor says memfd: so that nothing else is opened, which for some files does things.
+/// Whether the link of a descriptor is to a memfd: opening other files may have side effects.
 fn is_memfd(link: &Path) -> bool {
     fs::read_link(link).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(b"/memfd:"))
 }
@@ -229,7 +233,7 @@ fn inode_of(file: &fs::Metadata) -> Inode {
     }
 }
 
-/// Seals a memfd against shrinking, for which it must be open to be written.
+/// Seals a memfd against shrinking, which needs a writable descriptor.
 fn seal(path: &Path, inode: Inode) -> bool {
     let Ok(file) = File::options().write(true).open(path) else {
         return false;
@@ -238,9 +242,10 @@ fn seal(path: &Path, inode: Inode) -> bool {
         && fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).is_ok()
 }
 
-/// Whether a file stays as long as it is and its pages come when they are asked for: a memfd of ordinary pages, sealed.
+/// Whether a file cannot shrink and its pages can always be allocated: a sealed memfd of ordinary
+/// pages.
 pub(super) fn cannot_shrink(file: &impl AsFd) -> bool {
-    // Huge pages that were set aside may run out when a hole is read.
+    // Reserved huge pages may run out when a hole is read, which is a SIGBUS.
     let ordinary = fstatfs(file).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC);
     let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
     ordinary && seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK))

@@ -1,4 +1,4 @@
-//! The sending end of a lane.
+//! The sending end of a shm ring.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,12 +12,12 @@ use super::ring::{Producer, slot};
 use super::segment::SegmentId;
 use super::{Broken, HEADER, LARGEST, REFERENCES};
 
-/// There is no room for another record: see [`Sender::room`].
+/// There is no space for another record: see [`Sender::has_space`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the lane is full")]
 pub struct Full;
 
-/// Whose memory a record refers to: by what it can be revoked.
+/// By what a record's memory references can be revoked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Referrer<'a> {
     /// The queue pair that sends it.
@@ -26,51 +26,55 @@ pub struct Referrer<'a> {
     pub keys: &'a [u32],
 }
 
-/// The sending end of a lane. Used by one thread at a time.
+/// The sending end of a shm ring. Used by one thread at a time.
 #[derive(Debug)]
 pub struct Sender {
     map: Mapping,
     ring: Producer,
     bulk: Bulk,
-    /// What was sent in each slot, kept here where no neighbour can write.
+    /// The record in each slot, as sent; kept where the peer cannot write.
     sent: Box<[Sent]>,
     /// The position behind the last record that refers to memory.
     referred: u64,
-    /// The segments that the receiver was sent and not told to forget, each with its place in this order; it maps them in the same.
+    /// The segments announced to the receiver and not withdrawn, each with its index: it maps them
+    /// in that order.
     announced: Vec<(u64, SegmentId)>,
-    /// How many it was sent, ever.
+    /// How many were announced, ever.
     announcements: u64,
-    /// For the receiver to try whether it can read this process; stays where it is.
+    /// For the receiver to probe whether it can read this process; never moved.
     _probe: Box<AtomicU64>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Sent {
-    /// Up to where the bulk area is taken with it.
+    /// The end of its bulk space.
     bulk_end: u64,
-    /// It refers to memory outside the lane.
+    /// It refers to memory outside the ring.
     refers: bool,
     qpn: u32,
     keys: Vec<u32>,
 }
 
-/// The bulk area: a ring of bytes. Positions count bytes and never wrap. What one record takes is in one piece.
+/// The bulk area: a ring of bytes. Positions count bytes and never wrap. One record's space is
+/// contiguous.
 #[derive(Debug)]
 struct Bulk {
     len: u64,
-    /// Up to where it is taken by records that are sent.
+    /// The end of the space of sent records.
     sent: u64,
-    /// From where and up to where by the one that is being written; both are `sent` when it takes nothing.
+    /// The start and end of the space of the record being written; both are `sent` when it has
+    /// none.
     begun: u64,
     taken: u64,
-    /// Up to where it was given back.
+    /// The end of the space that was freed.
     freed: u64,
 }
 
 impl Bulk {
-    /// Where the next record's bytes begin: not so near the end that they would not be in one piece.
+    /// Where the next record's space begins: not so near the end that it could not be contiguous.
     fn start(&self) -> u64 {
-        // Nothing is taken: from the beginning, which is likelier in the caches than what was used longest ago.
+        // Nothing is in use: the beginning is likelier in the caches than what was used longest
+        // ago.
         if self.sent == self.freed {
             return self.sent.next_multiple_of(self.len);
         }
@@ -83,11 +87,12 @@ impl Bulk {
     }
 
     fn has_room(&self) -> bool {
-        // When nothing is taken all of it is free, wherever the next begins.
+        // When nothing is in use all of it is free, wherever the next begins.
         self.sent == self.freed || self.start() + MOST_BULK as u64 - self.freed <= self.len
     }
 
-    /// The offset of `len` bytes for the record that is being written, which may take `most` in all. There is room for [`MOST_BULK`].
+    /// The offset of `len` bytes for the record being written, which may use `most` in all. The
+    /// caller has checked that [`MOST_BULK`] are free.
     fn take(&mut self, len: usize, most: usize) -> Option<u64> {
         if self.taken == self.sent {
             (self.begun, self.taken) = (self.start(), self.start());
@@ -104,40 +109,41 @@ impl Bulk {
         Some(offset)
     }
 
-    /// The record that is being written takes nothing.
+    /// Frees the space of the record being written.
     fn discard(&mut self) {
         (self.begun, self.taken) = (self.sent, self.sent);
     }
 
-    /// The record that was being written is sent.
+    /// The record being written is sent.
     fn commit(&mut self) {
         self.sent = self.taken;
         self.begun = self.taken;
     }
 }
 
-/// Bytes of a cache line, at which slots begin.
+/// Bytes of a cache line; slots begin at one.
 const LINE: usize = 64;
 
-/// When so much of the bulk area is in use the sender looks what was given back, though there is more: so that it goes on where the caches have it.
+/// When this much of the bulk area is in use, the sender reads the head though there is more space:
+/// so that it reuses what is in the caches.
 const BULK_IN_CACHE: u64 = 128 << 10;
 
 impl Sender {
-    /// A new lane, and the descriptor to give to the process at its other end.
+    /// Creates a ring, and the descriptor for the process at its other end.
     ///
     /// # Errors
-    /// When the machine has no memory or the process no descriptor left.
+    /// When there is no memory or descriptor left.
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         Self::with_shape(Shape::default())
     }
 
-    /// A new lane of a shape.
+    /// A ring of a given size.
     ///
     /// # Errors
-    /// As [`create`](Self::create); or when the shape is none.
+    /// As [`create`](Self::create); or when the geometry is impossible.
     pub fn with_shape(shape: Shape) -> io::Result<(Self, OwnedFd)> {
         let (map, fd) = Mapping::create(shape)?;
-        // What is there is found by whoever really reads this process, and nobody else.
+        // Only a process that can really read this one finds the value.
         let probe = Box::new(AtomicU64::new(0));
         let value = ptr::from_ref(&*probe).addr() as u64 ^ u64::from(std::process::id()).rotate_left(32) ^ PROBE;
         probe.store(value, Ordering::Relaxed);
@@ -162,10 +168,10 @@ impl Sender {
         Ok((sender, fd))
     }
 
-    /// Whether there is room for a record, whatever it is: a slot, and what the largest takes of the bulk area.
+    /// Whether there is space for any record: a slot, and the largest possible bulk space.
     ///
     /// # Errors
-    /// When the receiver says what cannot be.
+    /// When the receiver's head is impossible.
     pub fn room(&mut self) -> Result<bool, Broken> {
         if !self.has_room() || self.bulk.sent - self.bulk.freed > BULK_IN_CACHE {
             self.refresh()?;
@@ -173,10 +179,11 @@ impl Sender {
         Ok(self.has_room())
     }
 
-    /// Asks to be called by the receiver when there is room: before waiting for that without looking. Whether there is already.
+    /// Requests a wake-up when credits are returned, before waiting without polling. Whether there
+    /// is space already.
     ///
     /// # Errors
-    /// As [`room`](Self::room).
+    /// As [`has_space`](Self::has_space).
     pub fn wait_for_room(&mut self) -> Result<bool, Broken> {
         let before = self.ring.head();
         self.ring.starve(&self.map)?;
@@ -195,17 +202,18 @@ impl Sender {
         Ok(())
     }
 
-    /// Gives back of the bulk area what was consumed since the receiver was at `before`.
+    /// Frees the bulk space consumed since the receiver was at `before`.
     fn free(&mut self, before: u64) {
         if self.ring.head() != before {
-            // That slot has become free by this, so nothing was written to it since.
+            // This slot has become free just now, so that nothing was written to it since.
             let last = slot(&self.map, self.ring.head() - 1);
             self.bulk.freed = self.bulk.freed.max(self.sent[last as usize].bulk_end);
         }
     }
 
-    /// Room in the bulk area for a part of the next record's payload: [`LARGEST`] bytes in all. What it gives is to be written, by raw copies only as the receiver can write there
-    /// too, and named by a reference of the record that is pushed next, or given up by [`discard`](Self::discard).
+    /// Bulk space for a part of the next record's payload: [`LARGEST`] bytes in all. The caller
+    /// writes it, by raw copies only as the receiver can write there too, and names it in a
+    /// reference of the next record, or frees it with [`discard`](Self::discard).
     ///
     /// # Errors
     /// When there is none.
@@ -221,15 +229,16 @@ impl Sender {
         Ok((Reference::Bulk { offset, len: wire }, at))
     }
 
-    /// Gives up what [`copy_in`](Self::copy_in) gave since the last record.
+    /// Frees the space that [`copy_in`](Self::copy_in) gave since the last record.
     pub fn discard(&mut self) {
         self.bulk.discard();
     }
 
-    /// Sends a record. The receiver may have it at once; whether it must be rung for it is asked with [`needs_wake`](Self::needs_wake).
+    /// Sends a record. The receiver may have it at once; [`needs_wake`](Self::needs_wake) returns
+    /// whether it must be woken for it.
     ///
     /// # Errors
-    /// When there is no [`room`](Self::room).
+    /// When there is no [space](Self::has_space).
     ///
     /// # Panics
     /// When header, payload or references are longer than [`HEADER`], [`LARGEST`], [`REFERENCES`].
@@ -249,7 +258,8 @@ impl Sender {
         {
             return Ok(());
         }
-        // SAFETY: a header is at most HEADER bytes, fewer than a slot's content has; the slot is ours until it is published.
+        // SAFETY: a header is at most HEADER bytes, fewer than a slot's content has; the slot is
+        // ours until it is published.
         unsafe { put(record.header, content) };
         let control = match record.payload {
             Payload::Inline(bytes) => self.put_payload(record, bytes, content),
@@ -271,8 +281,9 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a record all of which is in the slot's first cache line. It is put together elsewhere: the receiver, which waits looking at that line, would take it away between the first byte and the last. False where it is longer;
-    /// nothing was sent then.
+    /// Sends a record that fits in the slot's first cache line. It is assembled elsewhere: the
+    /// busy-polling receiver would fetch the line between the first byte and the last. False, and
+    /// nothing sent, where it is longer.
     fn push_line(&mut self, slot: u64, record: &Record<'_>, bytes: &[u8]) -> bool {
         let control = Control {
             kind: record.kind,
@@ -290,7 +301,8 @@ impl Sender {
         self.bulk.discard();
         let sent = &mut self.sent[slot as usize];
         (sent.refers, sent.bulk_end) = (false, self.bulk.sent);
-        // SAFETY: a slot's content has as many bytes and more; the slot is ours until it is published.
+        // SAFETY: a slot's content has as many bytes and more; the slot is ours until it is
+        // published.
         unsafe { self.map.content(slot).cast::<[u8; LINE - CONTENT]>().write(line) };
         self.map.control(slot).store(control.encode(), Ordering::Relaxed);
         self.ring.publish(&self.map);
@@ -335,7 +347,7 @@ impl Sender {
         control
     }
 
-    /// Puts bytes behind the header, or into the bulk area where they don't fit.
+    /// Puts bytes behind the header, or into the bulk area if they do not fit.
     fn put_behind(&mut self, control: &mut Control, otherwise: Form, bytes: &[u8], content: *mut u8) {
         // SAFETY: a header's length, rounded up, is within the content.
         let behind = unsafe { content.add(control.behind_header()) };
@@ -348,28 +360,32 @@ impl Sender {
         let Some((offset, bulk)) = offset.and_then(|offset| Some((offset, self.map.bulk(offset, bytes.len())?))) else {
             unreachable!("a record may take MOST_BULK in one piece, and there was room")
         };
-        // SAFETY: within the bulk area, and ours until the record is consumed; then eight bytes behind the header, which is shorter than the slot by more.
+        // SAFETY: within the bulk area, and ours until the record is consumed; then eight bytes
+        // behind the header, which is shorter than the slot by more.
         unsafe {
             put(bytes, bulk);
             put(&offset.to_ne_bytes(), behind);
         }
     }
 
-    /// After one record or several: whether the receiver sleeps, and has to be rung. Said once for each time that it sleeps.
+    /// After one record or several: whether the receiver sleeps and must be woken. Returned once
+    /// for each sleep.
     #[must_use]
     pub fn needs_wake(&mut self) -> bool {
         self.ring.must_ring(&self.map)
     }
 
-    /// Takes back what refers to a region: when this returns, whatever the memory holds from then on is taken for a message by nobody.
+    /// Revokes the references to a region: when this returns, no content written to the memory from
+    /// then on is taken for a message.
     ///
     /// # Errors
-    /// As [`room`](Self::room). All that is to be was taken back nevertheless.
+    /// As [`has_space`](Self::has_space). The references are revoked nevertheless.
     pub fn revoke_region(&mut self, key: u32) -> Result<(), Broken> {
         self.revoke(|sent| sent.keys.contains(&key))
     }
 
-    /// Takes back what a queue pair sent and refers to memory, as [`revoke_region`](Self::revoke_region) does.
+    /// Revokes the memory references of a queue pair's records, as
+    /// [`revoke_region`](Self::revoke_region) does.
     ///
     /// # Errors
     /// As there.
@@ -392,13 +408,14 @@ impl Sender {
         refreshed
     }
 
-    /// The receiver has been sent a segment over the connection of the two processes, the next after those told before.
+    /// The segment was sent to the receiver over the connection of the two processes, after those
+    /// announced before.
     pub fn announce(&mut self, id: SegmentId) {
         self.announcements += 1;
         self.announced.push((self.announcements, id));
     }
 
-    /// A segment is given up. Whether the receiver was sent it, and so is to be told.
+    /// A segment is withdrawn. Whether it was announced, and the receiver must be notified.
     pub fn forget(&mut self, id: SegmentId) -> bool {
         let before = self.announced.len();
         self.announced.retain(|(_, known)| *known != id);
@@ -419,20 +436,22 @@ impl Sender {
             && self.abilities().contains(Abilities::SEGMENTS)
     }
 
-    /// Whether the receiver copies from GPUs' memory that it is told of.
+    /// Whether the receiver copies from GPU memory that is shared with it.
     #[must_use]
     pub fn peer_takes_devices(&self) -> bool {
         self.abilities().contains(Abilities::DEVICES)
     }
 
-    /// Whether records may refer to memory of a GPU that was [announced](Self::announce): the receiver has imported it.
+    /// Whether records may refer to GPU memory that was [announced](Self::announce): the receiver
+    /// has imported it.
     #[must_use]
     pub fn can_refer_device(&self, id: SegmentId) -> bool {
         let place = self.announced.iter().find(|(_, known)| *known == id);
         place.is_some_and(|(place, _)| *place <= self.map.get(Field::Mapped)) && self.peer_takes_devices()
     }
 
-    /// Whether records may refer to this process' memory by address: the receiver has tried that it can read it.
+    /// Whether records may refer to this process's memory by address: the receiver has probed that
+    /// it can read it.
     #[must_use]
     pub fn peer_reads_memory(&self) -> bool {
         self.abilities().contains(Abilities::PROCESS)
@@ -446,7 +465,7 @@ impl Sender {
 /// Any number that is not found by chance.
 const PROBE: u64 = 0x9d3c_5a71_e84f_2b06;
 
-/// Whether what it names may be somebody else's before the receiver has read it.
+/// Whether the memory may be reused before the receiver has read it.
 fn revocable(reference: &Reference) -> bool {
     !matches!(reference, Reference::Bulk { .. })
 }

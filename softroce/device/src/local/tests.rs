@@ -1,4 +1,4 @@
-//! Two ends of a lane in one process: what comes over, what is taken back, and what a hostile end can do.
+//! Both ends of a ring in one process: transfer, revocation, and a hostile end.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -33,7 +33,7 @@ fn packet<'a>(header: &'a [u8], payload: Payload<'a>) -> Record<'a> {
 /// Kind, header and payload.
 type Whole = (Kind, Vec<u8>, Result<Vec<u8>, Gone>);
 
-/// Takes a record whole.
+/// Receives a record and its payload.
 fn take(receiver: &mut Receiver) -> Option<Whole> {
     let whole = |received: Received<'_>| {
         let mut payload = vec![0; received.body.len()];
@@ -74,14 +74,14 @@ fn what_is_next_is_known_to_be_short_before_it_is_taken() {
     assert!(!receiver.short_is_next(), "all was taken");
 }
 
-/// Memory that others can map, and its file, which stays open for them to find it.
+/// Memory that others can map, and its file, which stays open for `segment::find`.
 struct Shared {
     _file: File,
     start: NonNull<u8>,
     len: NonZeroUsize,
 }
 
-// SAFETY: it owns a mapping, which is of the whole process, and its methods ask for exclusive access.
+// SAFETY: it owns a mapping, which is of the whole process, and its methods take exclusive access.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -90,7 +90,7 @@ impl Shared {
         file.set_len(len as u64).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let len = NonZeroUsize::new(len).unwrap();
-        // SAFETY: a new mapping, wherever there is room.
+        // SAFETY: a new mapping, wherever the kernel has space.
         let start = unsafe { mmap(None, len, rights, MapFlags::MAP_SHARED, &file, 0) }
             .unwrap()
             .cast();
@@ -107,17 +107,17 @@ impl Shared {
 
     /// Writes as the owner of registered memory does, while others read.
     fn fill(&mut self, byte: u8) {
-        // SAFETY: all of the mapping, to which nobody has a reference.
+        // SAFETY: all of the mapping, to which there is no reference.
         unsafe { self.start.write_bytes(byte, self.len.get()) };
     }
 
     fn write(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.len.get());
-        // SAFETY: within the mapping, to which nobody has a reference.
+        // SAFETY: within the mapping, to which there is no reference.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), bytes.len()) };
     }
 
-    /// Gives it to a receiver as a device does.
+    /// Shares it with a receiver as a device does.
     fn give(&self, sender: &mut Sender, receiver: &mut Receiver) -> SegmentId {
         let place = segment::find(self.addr(), self.len.get()).unwrap();
         let id = place.segment.id();
@@ -183,7 +183,7 @@ fn a_lane_to_itself_copies_by_address() {
         .push(&packet(b"", Payload::Referred(&[process(&memory)])), NOBODY)
         .unwrap();
     let at = memory.as_mut_ptr();
-    // SAFETY: 900 bytes of `memory` from its hundredth on, to which nobody has a reference.
+    // SAFETY: 900 bytes of `memory` from its hundredth on, to which there is no reference.
     let copied = receiver.pop(|received| unsafe { received.body.copy_to(0, 900, at.add(100)) });
     assert_eq!(copied, Ok(Some(Ok(()))));
 }
@@ -203,7 +203,7 @@ fn segments_are_read_where_they_are_mapped() {
     let expected = [&memory[10..40_010], &memory[..5]].concat();
     assert_eq!(take(&mut receiver).unwrap().2, Ok(expected));
 
-    // What lies outside, or has been given up, was lost on the way.
+    // References outside the segment, or to a withdrawn one, are lost packets.
     for (offset, len) in [(49_999, 2_000_000 % LARGEST as u32), (u64::MAX - 1, 4), (1 << 40, 1)] {
         sender
             .push(&packet(b"", Payload::Referred(&[reference(offset, len)])), NOBODY)
@@ -370,7 +370,7 @@ fn records_taken_back_are_lost() {
     for expected in [all.clone(), Err(Gone), Err(Gone), all.clone(), Err(Gone), all.clone()] {
         assert_eq!(take(&mut receiver).unwrap().2, expected);
     }
-    // The slots are as good as new.
+    // The slots can be reused.
     for _ in 0..2 * Shape::default().slots {
         assert_eq!(sender.room(), Ok(true));
         sender.push(&referred, of(1, &[10])).unwrap();
@@ -393,7 +393,7 @@ fn what_a_process_sent_itself_and_took_back_is_not_read() {
     assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
 }
 
-/// Ended when it is dropped.
+/// Killed when dropped.
 struct Other(Child);
 
 impl Drop for Other {

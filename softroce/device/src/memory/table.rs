@@ -1,4 +1,5 @@
-//! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA vol 1, 10.6).
+//! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA
+//! vol 1, 10.6).
 
 mod device;
 mod window;
@@ -20,37 +21,39 @@ use crate::local::segment::{Place, Segment, SegmentId};
 /// A registered range.
 #[derive(Debug)]
 pub(crate) struct Region {
-    /// Null for a region of no memory.
+    /// Null for a null region.
     base: *mut u8,
     len: u64,
     iova: u64,
     pd: PdId,
     rights: Rights,
-    /// How many windows are bound to it.
+    /// Windows bound to it.
     windows: usize,
-    /// The shared memory that it lies in, if it does.
+    /// Its range of a shared memory segment, if it has one.
     segment: Option<Place>,
-    /// A GPU's: `base` is an address there, and no pointer.
+    /// GPU memory: `base` is then a device address, and no pointer.
     device: Option<gpu::Range>,
 }
 
-/// Where a range of a region lies.
+/// The location of a range of a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Spot<'a> {
-    /// Nowhere: what is read is zero, and what is written vanishes.
+    /// A null region: reads give zeroes, writes are dropped.
     Nowhere,
-    /// In memory of the host.
+    /// Host memory.
     Host(*mut u8),
-    /// In a GPU's, from this byte of the registered range on.
+    /// GPU memory, from this byte of the registered range on.
     Device(&'a gpu::Range, usize),
 }
 
-// SAFETY: whoever registered it promised memory that stays mapped until the region is dropped, for the whole process: the pointer is as good on
-// one thread as on another, and is used only through `&mut Table`, by one thread at a time.
+// SAFETY: the registration promised memory that stays mapped until the region is dropped, for the
+// whole process: the pointer is as good on one thread as on another, and is used only through
+// `&mut Table`, by one thread at a time.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// A region of `len` bytes at `base`. That they are usable until it is dropped is the promise made to [`Pd::register`](crate::Pd::register).
+    /// A region of `len` bytes at `base`, usable until it is dropped by the contract of
+    /// [`Pd::register`](crate::Pd::register).
     pub(super) fn new(base: *mut u8, len: u64, iova: u64, pd: PdId, rights: Rights) -> Self {
         Self {
             base,
@@ -64,17 +67,17 @@ impl Region {
         }
     }
 
-    /// The same, of a GPU's memory.
+    /// The same, of GPU memory.
     pub(super) fn on_device(self, device: Option<gpu::Range>) -> Self {
         Self { device, ..self }
     }
 
-    /// The same, in the shared memory that it lies in.
+    /// The same, in a shared memory segment.
     pub(super) fn in_segment(self, segment: Option<Place>) -> Self {
         Self { segment, ..self }
     }
 
-    /// How others on this host can reach `len` bytes of it at `at`.
+    /// A payload reference to `len` bytes of it at `at`.
     fn refer(&self, key: u32, at: *mut u8, len: usize) -> Referred {
         let offset = (at.addr() - self.base.addr()) as u64;
         let segment = self.segment.as_ref();
@@ -87,7 +90,7 @@ impl Region {
         }
     }
 
-    /// What a place in it that was located is.
+    /// The location of a pointer from `locate`.
     fn spot(&self, at: *mut u8) -> Spot<'_> {
         match &self.device {
             Some(range) => Spot::Device(range, at.addr() - self.base.addr()),
@@ -96,7 +99,7 @@ impl Region {
         }
     }
 
-    /// A region of every address and no memory, for local use.
+    /// A null region, of every address, for local use.
     pub(super) fn null(pd: PdId) -> Self {
         let rights = Rights {
             local_write: true,
@@ -105,13 +108,13 @@ impl Region {
         Self::new(ptr::null_mut(), u64::MAX, 0, pd, rights)
     }
 
-    /// Where `len` bytes at `addr` lie, when they lie inside.
+    /// The pointer to `len` bytes at `addr`, if they are inside.
     fn locate(&self, addr: u64, len: u64) -> Result<*mut u8, AccessError> {
         let offset = addr.checked_sub(self.iova).ok_or(AccessError)?;
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(AccessError);
         }
-        // Below `self.len`, which came from a usize.
+        // Below `self.len`, which is from a usize.
         Ok(self.base.wrapping_add(offset as usize))
     }
 
@@ -134,17 +137,17 @@ pub(crate) struct Shares {
 /// Memory that a packet for another process of this host refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Referred {
-    /// Of the region that it lies in.
+    /// The region's key.
     pub(crate) key: u32,
     pub(crate) at: *const u8,
     pub(crate) len: usize,
-    /// The segment that it lies in, and where.
+    /// Its segment, and the offset there.
     pub(crate) segment: Option<(SegmentId, u64)>,
-    /// Where it is in the allocation of a GPU's memory: `at` is no pointer then.
+    /// The offset in an allocation of GPU memory: `at` is no pointer then.
     pub(crate) device: Option<u64>,
 }
 
-/// What reading a region of no memory gives, for as long as a packet can be.
+/// What a null region reads as, for the largest packet.
 static ZEROS: [u8; EndpointConfig::LANE_MTU] = [0; EndpointConfig::LANE_MTU];
 
 #[derive(Debug)]
@@ -160,8 +163,9 @@ struct Slot {
     object: Object,
 }
 
-/// The regions and windows of a device. A key is the index of its slot in the upper 16 bits, and below them a tag that nobody can predict, new for each
-/// registration. Of a window's key the lower 8 bits are the consumer's, new for each binding.
+/// The regions and windows of a device. A key has the slot's index in the upper 16 bits, and below
+/// it a random tag, new for each registration. The lower 8 bits of a window's key are the
+/// consumer's, new for each binding.
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
@@ -170,21 +174,21 @@ pub(crate) struct Table {
     registrations: u64,
     regions: usize,
     windows: usize,
-    /// How many of the windows are bound.
+    /// Bound windows.
     bindings: usize,
-    /// What the packet being written refers to.
+    /// The payload references of the packet being written.
     referred: Vec<Referred>,
-    /// Queue pairs to which bytes of READ responses are on their way: what is sent might be read from there.
+    /// Queue pairs with GPU copies of READ responses in flight: their sends may read that memory.
     unsettled: Vec<Qpn>,
-    /// Whether a region ever was of a GPU's memory: where none was, no packet needs to be asked about.
+    /// GPU memory was registered: without it no packet needs the check.
     knows_devices: bool,
-    /// What goes over UDP from and to memory of GPUs.
+    /// Staging of UDP payloads from and to GPU memory.
     ahead: gpu::Ahead,
-    /// Regions that lost a window: what was read of them through it is not to be read any more.
+    /// Regions that lost a window: references made through it are to be revoked.
     retracted: Vec<u32>,
 }
 
-// SAFETY: the pointers in `referred` are to registered memory, as those of the regions are.
+// SAFETY: the pointers in `payload_refs` are to registered memory, as those of the regions are.
 unsafe impl Send for Table {}
 
 impl Table {
@@ -205,24 +209,24 @@ impl Table {
         }
     }
 
-    /// What the packet that was written refers to.
     pub(crate) fn referred(&self) -> &[Referred] {
         &self.referred
     }
 
-    /// Another packet is to be written.
+    /// Before the next packet is written.
     pub(crate) fn forget_referred(&mut self) {
         self.referred.clear();
     }
 
-    /// Bytes of READ responses are on their way to this queue pair.
+    /// GPU copies of READ responses to this queue pair are in flight.
     pub(crate) fn unsettle(&mut self, qpn: Qpn) {
         if !self.unsettled.contains(&qpn) {
             self.unsettled.push(qpn);
         }
     }
 
-    /// Those of which `is` says so no more: what they were given is where it belongs.
+    /// Removes and returns the queue pairs of which `is_pending` is false: their READs are in
+    /// memory.
     pub(crate) fn settle(&mut self, is: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
         let (left, settled) = mem::take(&mut self.unsettled).into_iter().partition(|qpn| is(*qpn));
         self.unsettled = left;
@@ -238,7 +242,7 @@ impl Table {
         self.retracted.pop()
     }
 
-    /// The segment in which a region lies.
+    /// The segment of a region.
     pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
         match &slot.object {
@@ -247,12 +251,12 @@ impl Table {
         }
     }
 
-    /// The packet at hand refers to this, which was kept back.
+    /// Restores the payload references of a deferred packet.
     pub(crate) fn refer_again(&mut self, referred: Vec<Referred>) {
         self.referred = referred;
     }
 
-    /// Adds a region and gives its key; `None` when there are too many.
+    /// Adds a region and returns its key; `None` when there are too many.
     pub(super) fn add_region(&mut self, region: Region) -> Option<u32> {
         if self.regions == capacity::REGIONS {
             return None;
@@ -264,7 +268,7 @@ impl Table {
         Some(key)
     }
 
-    /// Takes a region out, and unbinds what windows are bound to it. Gives what others may have mapped of it.
+    /// Removes a region, unbinds its windows, and returns what others may have mapped of it.
     pub(super) fn remove(&mut self, key: u32) -> Shares {
         let index = (key >> 16) as u16;
         if let Some(Slot {
@@ -287,7 +291,8 @@ impl Table {
         Shares::default()
     }
 
-    /// Takes the region's memory away, unless windows are bound to it. The slot is its owner's until it is [removed](Self::remove).
+    /// Invalidates a region unless windows are bound to it. The slot stays taken until it is
+    /// [removed](Self::remove).
     pub(super) fn deregister(&mut self, key: u32) -> Result<(), Bound> {
         let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
         if let Some(Slot {
@@ -316,14 +321,13 @@ impl Table {
         }
     }
 
-    /// The rights of a region; none of what is none.
+    /// The rights of a region; none without one.
     pub(super) fn rights(&mut self, key: u32) -> Rights {
         self.region_mut(key).map_or(Rights::default(), |region| region.rights)
     }
 
-    /// Gives a region another domain, other rights, and other memory when `range` says so, unless windows are bound to it.
-    ///
-    /// Gives what others may have mapped of it, when it got other memory.
+    /// Re-registers a region unless windows are bound to it. Returns what others may have mapped of
+    /// its former memory, if that changed.
     pub(super) fn change(
         &mut self,
         key: u32,
@@ -356,7 +360,7 @@ impl Table {
         };
         self.registrations += 1;
         let tag = self.tags.hash_one(self.registrations) as u16;
-        // Never 0, whatever a window's lower 8 bits are: some programs take a key of 0 for none.
+        // Never 0, whatever a window's lower 8 bits are: some programs take key 0 for none.
         let key = u32::from(index) << 16 | u32::from(tag.max(0x100));
         let slot = Slot { key, object };
         match self.slots.get_mut(usize::from(index)) {
@@ -379,7 +383,7 @@ impl Table {
         }
     }
 
-    /// Where a local range is.
+    /// Checks a local access, and locates it.
     fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Spot<'_>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
@@ -392,7 +396,7 @@ impl Table {
         self.remote_keyed(via, key, addr, len, right).map(|(_, spot)| spot)
     }
 
-    /// Where a range is that a peer reaches, and the key of its region.
+    /// Checks a peer's access, and returns the region's key and the location.
     fn remote_keyed(
         &self,
         via: Via,
@@ -405,7 +409,7 @@ impl Table {
         Ok((key, region.spot(region.locate(addr, len)?)))
     }
 
-    /// The region that a peer reaches, its key, and the address in it.
+    /// The region that a peer accesses, its key, and the address in it.
     fn remote_region(
         &self,
         via: Via,
@@ -431,12 +435,12 @@ impl Table {
         }
     }
 
-    /// Where received bytes go.
+    /// The location for received bytes.
     pub(crate) fn local_target(&self, pd: PdId, lkey: LKey, addr: u64, len: usize) -> Result<Spot<'_>, AccessError> {
         self.local(pd, lkey, addr, len, true)
     }
 
-    /// Where a peer's WRITE goes, and the key of its region.
+    /// The location for a peer's WRITE, and the key of its region.
     pub(crate) fn write_target(
         &self,
         via: Via,
@@ -449,7 +453,6 @@ impl Table {
 }
 
 impl Spot<'_> {
-    /// Copies out.
     fn read(self, dst: &mut [u8]) -> Result<(), AccessError> {
         match self {
             Self::Nowhere => {
@@ -457,7 +460,8 @@ impl Spot<'_> {
                 Ok(())
             }
             Self::Host(src) => {
-                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
+                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never
+                // registered.
                 unsafe { copy::from(src, dst) };
                 Ok(())
             }
@@ -469,8 +473,6 @@ impl Spot<'_> {
         }
     }
 
-    /// Copies in.
-    ///
     /// # Safety
     /// It is writable for the length of `src`, which is the device's own memory.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
@@ -591,7 +593,8 @@ impl Memory for Table {
         }
         self.settle_put()?;
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
-        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable.
+        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding
+        // grant that only with LOCAL_WRITE, thus writable.
         unsafe { target.write(src) }
     }
 
@@ -605,11 +608,12 @@ impl Memory for Table {
                 return Err(AccessError);
             }
         };
-        // The engine checked the address; with an I/O virtual address of its own, the memory may lie otherwise.
+        // The engine checked the I/O virtual address; the memory may be aligned differently.
         if !word.addr().is_multiple_of(8) {
             return Err(AccessError);
         }
-        // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs LOCAL_WRITE: readable and writable; aligned as checked.
+        // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs
+        // LOCAL_WRITE: readable and writable; aligned as checked.
         Ok(unsafe { copy::atomic(word, op) })
     }
 
@@ -659,7 +663,7 @@ impl Memory for Table {
             Spot::Nowhere => Referred {
                 key: sge.lkey.0,
                 at: ZEROS.as_ptr(),
-                // A packet has no more.
+                // No packet is longer.
                 len: len.min(ZEROS.len()),
                 segment: None,
                 device: None,

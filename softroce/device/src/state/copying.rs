@@ -1,4 +1,4 @@
-//! What waits for copies of GPUs' memory, and what is told when they are done (see [`gpu`](crate::gpu)).
+//! What is deferred until GPU memory copies are done (see [`gpu`](crate::gpu)).
 
 use std::mem;
 
@@ -13,7 +13,8 @@ use crate::gpu::{Copies, Landing};
 use crate::lanes::is_response;
 use crate::memory::Table;
 
-/// What a packet for a lane has to wait for: an answer, for the copies of what it answers.
+/// The ticket for which a packet of a shm link is deferred: a response waits for the copies of its
+/// request.
 pub(super) fn gate_of(copies: &Copies, gate: &Gate, transmit: &Transmit, packet: &[u8]) -> Option<u64> {
     let ticket = gate.ticket(copies, transmit.qpn)?;
     packet
@@ -22,7 +23,7 @@ pub(super) fn gate_of(copies: &Copies, gate: &Gate, transmit: &Transmit, packet:
         .then_some(ticket)
 }
 
-/// Keeps an answer back.
+/// Defers a response.
 pub(super) fn hold(gate: &mut Gate, memory: &mut Table, ticket: u64, transmit: Transmit, packet: &[u8]) {
     let answer = Answer {
         transmit,
@@ -34,17 +35,18 @@ pub(super) fn hold(gate: &mut Gate, memory: &mut Table, ticket: u64, transmit: T
 }
 
 impl Core {
-    /// What something of a queue pair has to wait for before anybody is told of it.
+    /// The ticket for which completions of a queue pair are deferred.
     pub(super) fn gate_of(&self, qpn: Qpn) -> Option<u64> {
         self.gate.ticket(&self.copies, qpn)
     }
 
-    /// Whether copies are under way, or something waits that has come behind them.
+    /// Whether copies are in flight, or something is deferred behind them.
     pub(crate) fn is_copying(&self) -> bool {
         !self.copies.is_idle() || !self.gate.is_empty()
     }
 
-    /// After datagrams, and before anybody is told of them: has what they wrote to memory of GPUs be there. Queue pairs of which it cannot be end.
+    /// After datagrams, and before their completions are delivered: completes staged writes to GPU
+    /// memory. Queue pairs whose writes failed go to the error state.
     pub(crate) fn store_writes(&mut self, now: impl Fn() -> Instant) {
         let writers = mem::take(&mut self.writers);
         if self.memory.store().is_ok() {
@@ -60,10 +62,10 @@ impl Core {
         self.finish_copies(now(), &[], writers);
     }
 
-    /// Copies are done; those for some queue pairs have failed, or what they copied was taken back.
+    /// Handles finished copies. `failed` are queue pairs whose copies failed or were revoked.
     pub(crate) fn finish_copies(&mut self, now: Instant, landings: &[Landing], mut failed: Vec<Qpn>) {
         for landing in landings {
-            // What was taken back while it was copied is no message.
+            // What was revoked during the copy is no message.
             if !failed.contains(&landing.qpn) && self.copies.land(landing).is_err() {
                 failed.push(landing.qpn);
             }
@@ -76,7 +78,7 @@ impl Core {
                 state: Some(State::Err),
                 ..Modify::default()
             };
-            // It may be gone by now.
+            // It may be destroyed by now.
             if self.endpoint.modify_qp(now, qpn, &error).is_ok() {
                 tracing::warn!(
                     "queue pair {qpn} ends: bytes for it could not be copied from or to a GPU's memory, or were taken back meanwhile"
@@ -92,7 +94,8 @@ impl Core {
         }
     }
 
-    /// Tells applications and peers what waited for copies that are done, as far as there is room for it.
+    /// Delivers deferred completions and responses whose copies are done, while the rings have
+    /// space.
     pub(crate) fn open_gate(&mut self, now: impl Fn() -> Instant) {
         let done = self.copies.done();
         loop {

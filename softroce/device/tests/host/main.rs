@@ -1,4 +1,5 @@
-//! Processes that share an address: they come all at once, are killed, stopped and forked, and belong to other users. The members are processes of this test program (`member`).
+//! Processes that share an address: many join at once, are killed, stopped and forked, and belong
+//! to other users. The members are processes of this test program (`member`).
 
 mod member;
 
@@ -13,10 +14,10 @@ use member::{Member, Start};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
-/// Longer than anything here takes, on a busy machine too.
+/// Longer than any test takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An address that nobody else has.
+/// An address that no other test has.
 fn own_address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let pid = process::id();
@@ -24,7 +25,7 @@ fn own_address() -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
@@ -41,7 +42,7 @@ fn names(address: IpAddr) -> Vec<String> {
     names.filter(|name| name.contains(&ours)).map(str::to_owned).collect()
 }
 
-/// Nothing is left of a group.
+/// Waits until nothing is left of a group.
 fn vanishes(address: IpAddr) {
     eventually("a name is left", || names(address).is_empty());
     eventually("the port is taken", || UdpSocket::bind((address, 4791)).is_ok());
@@ -51,7 +52,7 @@ fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid as i32), signal).unwrap();
 }
 
-/// Stops a process. One thread takes the signal and then has the others stop: until that is done they go on.
+/// Stops a process. One thread handles the signal and then stops the others: until then they run.
 fn stop(pid: u32) {
     signal(pid, Signal::SIGSTOP);
     let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
@@ -64,7 +65,7 @@ fn stop(pid: u32) {
     });
 }
 
-/// Each is in another place, one has the port, and all see all.
+/// All have different slots and blocks, one has the port, and each sees all.
 fn is_one_group(members: &mut [Member]) {
     let mut slots: Vec<_> = members.iter().map(|member| member.slot).collect();
     slots.sort_unstable();
@@ -88,7 +89,7 @@ fn members_come_and_go() {
     let mut members: Vec<_> = (0..3).map(|_| Member::start(Start::at(address)).unwrap()).collect();
     assert_eq!(members.iter().map(|member| member.slot).collect::<Vec<_>>(), [0, 1, 2]);
     is_one_group(&mut members);
-    // One leaves in good order, and its place is free.
+    // One leaves, and its slot is free.
     members.remove(1).leave();
     let next = Member::start(Start::at(address)).unwrap();
     assert_eq!(next.slot, 1);
@@ -104,7 +105,7 @@ fn members_come_and_go() {
 fn whoever_is_killed_the_others_carry_on() {
     let address = own_address();
     let mut members: Vec<_> = (0..5).map(|_| Member::start(Start::at(address)).unwrap()).collect();
-    // Not the one with the port: the others find out when they look for it.
+    // Not the port holder: the others detect it when they connect.
     let victim = members.remove(2);
     let slot = victim.slot;
     victim.kill();
@@ -112,7 +113,7 @@ fn whoever_is_killed_the_others_carry_on() {
     assert_eq!(next.slot, slot, "its place is taken by the next");
     assert_eq!(next.ask("members"), [5]);
     members.push(next);
-    // The one with the port, again and again: somebody takes it over, and all agree who.
+    // The port holder, again and again: a member takes the port over, and all agree which.
     while members.len() > 1 {
         let holder = members[0].ask("holder")[0];
         let index = members
@@ -132,7 +133,7 @@ fn whoever_is_killed_the_others_carry_on() {
             std::io::ErrorKind::AddrInUse
         );
     }
-    // Who joins now is one of them.
+    // A new process joins the same group.
     members.push(Member::start(Start::at(address)).unwrap());
     assert_eq!(members[1].ask("members"), [2]);
     // All at once.
@@ -166,7 +167,7 @@ fn groups_that_end_while_others_join_stay_one() {
     let mut members: Vec<Member> = Vec::new();
     for round in 0..12 {
         let starting: Vec<_> = (0..3).map(|_| Member::launch(Start::at(address))).collect();
-        // All there are, the holder too, while the next ones come.
+        // All existing members, the port holder too, while the next ones join.
         let gone = members.len();
         for member in members.drain(..) {
             if round % 2 == 0 { member.kill() } else { member.leave() }
@@ -189,7 +190,7 @@ fn who_is_stopped_holds_nobody_up_for_long() {
     stop(stopped.pid());
     let mut third = Member::start(Start::at(address)).unwrap();
     assert_eq!(third.ask("members"), [3]);
-    // Now there is nobody left who could answer.
+    // No running member is left to reply.
     third.leave();
     stop(other.pid());
     let said = Member::start(Start::at(address)).unwrap_err();
@@ -229,7 +230,7 @@ fn a_fork_keeps_nothing() {
     let mut beside = Member::start(Start::at(address)).unwrap();
     let fork = member.ask("fork")[0] as u32;
     let slot = u64::from(member.slot);
-    // The fork closes its device, and that changes nothing for its parent.
+    // The fork closes its device, which changes nothing for its parent.
     assert_eq!(beside.ask("holder"), [slot]);
     assert_eq!(beside.ask("members"), [2]);
     member.kill();
@@ -244,7 +245,7 @@ fn a_fork_keeps_nothing() {
 
 #[test]
 fn the_default_address_is_shared() {
-    // A port of this process alone, for other devices of this machine are at the default address.
+    // A port of this process alone, as other devices of this machine use the default address.
     let config = member::at_port(20_000 + (process::id() % 40_000) as u16);
     let (one, two) = (Device::open(&config).unwrap(), Device::open(&config).unwrap());
     assert_eq!(one.info().address, two.info().address);

@@ -1,4 +1,5 @@
-//! Lanes between devices on one address: memory and queue pairs that go while others copy from them, and processes that are killed or stopped.
+//! Shm links between devices on one address: memory and queue pairs that are destroyed while peers
+//! copy from them, and processes that are killed or stopped.
 
 mod processes;
 mod races;
@@ -7,7 +8,7 @@ mod side;
 use doorbell_softroce::Mover;
 use side::{Side, device, own_address};
 
-/// A device that is told to leave UDP alone connects to nobody whom it cannot reach so.
+/// A device without UDP refuses to connect to what it cannot reach by shm links.
 #[test]
 fn what_is_not_local_is_refused() {
     let (near, far) = (device(own_address(), Mover::Ring), device(own_address(), Mover::Ring));

@@ -1,4 +1,5 @@
-//! Processes that are killed or stopped while they copy, or are copied from. The peer is another process of this test program.
+//! Processes that are killed or stopped while they copy, or are copied from. The peer is another
+//! process of this test program.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -16,13 +17,14 @@ const LEN: usize = 1 << 20;
 const MESSAGES: usize = 16;
 const GOOD: u8 = 0x5a;
 const POISON: u8 = 0xee;
-/// 17 ms: with three retries a dead peer is one after 70 ms, and a busy machine is none.
+/// 17 ms: with three retries a dead peer is detected after 70 ms, and a busy one is not taken for
+/// dead.
 const TIMEOUT: u8 = 12;
 /// Half a second.
 const PATIENT: u8 = 17;
-/// Set for the peer: its address, mover and task.
+/// Set for the peer process: its address, copy mode and task.
 const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
-/// Marks a line as the peer's, among what the test harness prints.
+/// Marks a line as the peer's, among the test harness's output.
 const ANSWER: &str = "peer: ";
 
 /// The other process.
@@ -95,7 +97,7 @@ fn parse(line: &str) -> Key {
     }
 }
 
-/// The peer's program; as a test it does nothing.
+/// The peer process; as a test it does nothing.
 #[test]
 #[ignore = "no test by itself, but the other process of those in this file, which start it and fail with it"]
 fn peer() {
@@ -111,14 +113,14 @@ fn peer() {
     println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
     let mut lines = std::io::stdin().lines();
     let them = parse(&lines.next().unwrap().unwrap());
-    // Nobody waits for one that writes to give up; and its peer may not be scheduled for a while.
+    // Its timeouts are not tested when it writes; and its peer may not be scheduled for a while.
     side.connect(them, if task == "write" { PATIENT } else { TIMEOUT });
     if task == "receive" {
         (0..MESSAGES).for_each(|n| side.receive(n as u64, n * LEN, LEN));
     }
     println!("{ANSWER}ready");
     match task {
-        // What has come by the time that it is asked.
+        // The messages received until it is queried.
         "receive" => {
             lines.next();
             let done = side.poll();
@@ -143,7 +145,7 @@ fn peer() {
     }
 }
 
-/// Writes until the peer answers no more, which is said in time.
+/// Writes until the peer no longer responds, which must be detected in time.
 fn write_until_lost(side: &Side, peer: Key, within: Duration) {
     let mut last = Instant::now();
     loop {
@@ -178,7 +180,7 @@ fn a_killed_receiver_is_lost_and_nothing_else() {
             doomed
         });
         write_until_lost(&side, key, PATIENCE);
-        // Nothing waits for who is dead.
+        // Nothing waits for a dead peer.
         drop(side.mr.take());
         drop(side.qp.take());
         drop(killer.join().unwrap());
@@ -188,11 +190,12 @@ fn a_killed_receiver_is_lost_and_nothing_else() {
     }
 }
 
-/// Who has died since it told its number, and nobody has noticed, is connected to as anybody: what is sent then is not acknowledged.
+/// A peer that has died undetected since it sent its number can be connected to: what is sent then
+/// is not acknowledged.
 #[test]
 fn the_dead_can_be_connected_to() {
     let address = own_address();
-    // It would notice: it has the UDP port, and so a connection with all.
+    // The port holder would detect it, as it has a connection with all.
     let mut holder = Peer::start(address, Mover::Ring, "serve");
     holder.hear();
     let config = DeviceConfig {
@@ -217,14 +220,14 @@ fn a_killed_sender_leaves_no_trace() {
         let side = Side::new(&device, MESSAGES * LEN, mover);
         let mut doomed = Peer::start(address, mover, "write");
         doomed.meet(&side);
-        // It writes; then it is dead, in the middle of something.
+        // It writes; then it is killed, in the middle of something.
         let since = Instant::now();
         while !side.memory.is_all((MESSAGES - 1) * LEN, LEN, GOOD) {
             assert!(since.elapsed() < PATIENCE);
         }
         doomed.signal(Signal::SIGKILL);
         drop(doomed);
-        // The device goes on.
+        // The device still works.
         let (a, b) = (Side::new(&device, LEN, mover), Side::new(&device, LEN, mover));
         a.connect(b.key(), TIMEOUT);
         b.connect(a.key(), TIMEOUT);
@@ -235,7 +238,8 @@ fn a_killed_sender_leaves_no_trace() {
     }
 }
 
-/// Stopped anywhere, in the middle of a copy too: its peer gives up as configured, has its memory back, and what is copied after that is no message.
+/// A peer stopped anywhere, also in the middle of a copy: the sender times out as configured, gets
+/// its memory back, and what is copied after that is no message.
 #[test]
 fn a_stopped_receiver_holds_nobody_up() {
     for mover in Mover::ALL {

@@ -1,4 +1,5 @@
-//! Memory and queue pairs that go while others copy from them: what is copied afterwards is never a message.
+//! Memory and queue pairs that are destroyed while peers copy from them: what is copied afterwards
+//! is never a message.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +9,17 @@ use doorbell_softroce::Mover;
 
 use super::side::{Key, Side, device, own_address};
 
-/// Bytes of a message: two packets of a lane.
+/// Bytes of a message: two packets of a shm link.
 const LEN: usize = 512 << 10;
-/// Bytes that a lane's packet carries at most.
+/// The most payload bytes of a shm packet.
 const PACKET: usize = 256 << 10;
 const MESSAGES: usize = 8;
 const ROUNDS: u64 = 60;
-/// What the memory holds when it is the application's again; no round's pattern.
+/// The content of memory that the application owns again; no round's pattern.
 const POISON: u8 = 0xee;
 const TIMEOUT: u8 = 10;
 
-/// How what is on its way loses its memory.
+/// How packets in flight lose their memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Deregistered,
@@ -31,7 +32,7 @@ fn pattern(round: u64) -> u8 {
     (round % 200) as u8 + 1
 }
 
-/// Lets a time pass that differs from round to round.
+/// Waits for a time that differs from round to round.
 fn dawdle(round: u64) {
     let (since, wait) = (Instant::now(), Duration::from_micros(round * 7 % 300));
     while since.elapsed() < wait {
@@ -55,7 +56,8 @@ impl Side {
     }
 }
 
-/// One round after the other: `post` has one side give its memory away, which then `end`s; `check` looks at the other.
+/// Each round `post` makes one side send from its memory, which then `end`s; `check` examines the
+/// other.
 fn rounds(mover: Mover, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
     let address = own_address();
     let (near, far) = (device(address, mover), device(address, mover));
@@ -74,7 +76,7 @@ fn rounds(mover: Mover, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check
     }
 }
 
-/// Until nothing has completed for a while.
+/// Until nothing has completed for 3 ms.
 fn settle(side: &Side, mut seen: impl FnMut(u64)) {
     let mut since = Instant::now();
     while since.elapsed() < Duration::from_millis(3) {
@@ -135,7 +137,7 @@ fn what_ends_a_write_follows_what_is_before_it() {
     }
 }
 
-/// The responder's memory goes while the requester copies from it.
+/// The responder's memory is destroyed while the requester copies from it.
 #[test]
 fn reads_are_whole_or_fail() {
     for mover in Mover::ALL {

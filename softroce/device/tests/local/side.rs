@@ -1,4 +1,4 @@
-//! A queue pair on a device, with memory to send from and to receive into, by the crate's own interface.
+//! A queue pair on a device, with memory to send from and to receive into, through the crate's API.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroUsize;
@@ -20,13 +20,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::unistd::ftruncate;
 
-/// Longer than anything here takes, on a busy machine too.
+/// Longer than any test takes, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Requests in either queue.
+/// Work requests of each queue.
 pub(crate) const DEPTH: u32 = 64;
 
-/// An address that nobody else has.
+/// An address that no other test has.
 pub(crate) fn own_address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let pid = std::process::id();
@@ -34,12 +34,12 @@ pub(crate) fn own_address() -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
 }
 
-/// Memory that is mapped until it is dropped: of the process, or such as can be shared.
+/// Memory that is mapped until it is dropped: private, or shared for [`Mover::Shared`].
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: NonZeroUsize,
-    /// What others map it by.
+    /// Keeps it mappable by others.
     _file: Option<std::os::fd::OwnedFd>,
 }
 
@@ -73,18 +73,19 @@ impl Memory {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    /// Makes every byte from `at` on this one.
+    /// Fills `len` bytes from `at` on.
     pub(crate) fn fill(&self, at: usize, len: usize, byte: u8) {
         assert!(at + len <= self.len.get());
-        // SAFETY: inside the mapping, of which there is no reference; devices may access it meanwhile.
+        // SAFETY: inside the mapping, to which there is no reference; devices may access it
+        // concurrently.
         unsafe { self.start.as_ptr().add(at).write_bytes(byte, len) };
     }
 
-    /// Whether every byte from `at` on is this one.
+    /// Whether all `len` bytes from `at` on are `byte`.
     pub(crate) fn is_all(&self, at: usize, len: usize, byte: u8) -> bool {
         assert!(at + len <= self.len.get());
         let mut copy = vec![0; len];
-        // SAFETY: inside the mapping; the copy is nobody else's.
+        // SAFETY: inside the mapping; the copy has no other user.
         unsafe {
             copy.as_mut_ptr()
                 .copy_from_nonoverlapping(self.start.as_ptr().add(at), len)
@@ -95,12 +96,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, made in `new`; whoever holds it has dropped its region before.
+        // SAFETY: the whole mapping, made in `new`; its owner has dropped its region before.
         unsafe { munmap(self.start.cast(), self.len.get()) }.unwrap();
     }
 }
 
-/// A device at an address that others share, which reaches them without UDP or not at all.
+/// A device at a shared address that uses shm links alone.
 pub(crate) fn device(address: IpAddr, mover: Mover) -> Arc<Device> {
     let config = DeviceConfig {
         address: Some(address),
@@ -111,7 +112,7 @@ pub(crate) fn device(address: IpAddr, mover: Mover) -> Arc<Device> {
     Device::open(&config).unwrap()
 }
 
-/// A queue pair, and a region; what is dropped first comes first.
+/// A queue pair, and a region; dropped in this order.
 pub(crate) struct Side {
     pub(crate) qp: Option<Qp>,
     pub(crate) mr: Option<Mr>,
@@ -121,7 +122,7 @@ pub(crate) struct Side {
     pub(crate) memory: Memory,
 }
 
-/// Who a side is to its peer.
+/// What a peer needs to connect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     pub(crate) qpn: u32,
@@ -179,7 +180,8 @@ impl Side {
             len: self.memory.len.get(),
             iova: self.memory.addr(),
         };
-        // SAFETY: the memory is dropped after the region, as the fields of a side are, and is accessed by raw copies only.
+        // SAFETY: the memory is dropped after the region, as the fields of a side are, and is
+        // accessed by raw copies only.
         self.mr = Some(unsafe { self.pd.register(range, rights) }.unwrap());
     }
 
@@ -273,7 +275,7 @@ impl Side {
         self.post(wr_id, Operation::Send { imm: None }, at, len);
     }
 
-    /// To the same place of the peer's region.
+    /// To the same offset of the peer's region.
     pub(crate) fn write(&self, wr_id: u64, at: usize, len: usize, peer: Key) {
         let operation = Operation::Write {
             addr: peer.addr + at as u64,
@@ -283,7 +285,7 @@ impl Side {
         self.post(wr_id, operation, at, len);
     }
 
-    /// From the same place of the peer's region.
+    /// From the same offset of the peer's region.
     pub(crate) fn read(&self, wr_id: u64, at: usize, len: usize, peer: Key) {
         let operation = Operation::Read {
             addr: peer.addr + at as u64,
@@ -298,7 +300,7 @@ impl Side {
         self.qp().post_receive(|posting| posting.receive(&request)).unwrap();
     }
 
-    /// The completions that there are now.
+    /// The completions available now.
     pub(crate) fn poll(&self) -> Vec<Completion> {
         let mut found = Vec::new();
         self.cq.poll(16, |completion| found.push(completion)).unwrap();

@@ -1,4 +1,5 @@
-//! Loom's model of a thread that goes to sleep while others set deadlines: it knows of each, or is woken. Run by `cargo xtask sanitize loom`.
+//! Loom model of a thread that goes to sleep while others set deadlines: it reads each or is woken.
+//! Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ const NEVER: u64 = u64::MAX;
 struct Model {
     doze: Doze,
     core: Mutex<()>,
-    /// As the engine's, published under core, and as the link's, which is not.
+    /// The engine's deadline, published under core, and the link's, which is not.
     due: [AtomicU64; 2],
     bell: Bell,
 }
@@ -45,7 +46,7 @@ impl Model {
         self.wake_for(at);
     }
 
-    /// Sleeps once: until `earliest`, if it knows of that when it begins, and else until it is woken.
+    /// Sleeps once: until `earliest` if that is the deadline read, otherwise until woken.
     fn sleep(&self, earliest: u64) {
         let due = self.doze.begin(|| {
             drop(self.core.lock());
@@ -59,7 +60,8 @@ impl Model {
     }
 }
 
-/// One thread goes to sleep while another sets a deadline of 5. Loom reports a thread that sleeps for ever.
+/// One thread goes to sleep while another sets a deadline of 5. Loom reports a thread that sleeps
+/// for ever.
 fn sleep_beside(
     prepare: impl Fn(&Model) + Copy + Send + Sync + 'static,
     set: impl Fn(&Model) + Copy + Send + Sync + 'static,

@@ -1,4 +1,5 @@
-//! Loom's model of the lock with a note: whatever is left to its holder is done, by somebody, before all have gone. Run by `cargo xtask sanitize loom`.
+//! Loom model of the combining lock: all delegated work is done by some thread before all have
+//! left. Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use loom::thread;
 use super::*;
 use crate::sync::AtomicU64;
 
-/// What the engine has to send, and what was sent.
+/// Packets that the engine has to send, and packets sent.
 struct Link {
     core: Mutex<u32>,
     tx: Noted<u32>,
@@ -15,19 +16,19 @@ struct Link {
 }
 
 impl Link {
-    /// As a thread that has made the engine want to send something.
+    /// A thread that made the engine want to send.
     fn post(&self) {
         let mut core = self.core.lock();
         *core += 1;
         self.tx.pass(
             core,
             |mut core, mut tx| {
-                // A batch has room for one.
+                // A batch has space for one.
                 let taken = u32::from(*core > 0);
                 *core -= taken;
                 let more = *core > 0;
                 drop(core);
-                // The system call: others come meanwhile.
+                // The system call, during which other threads arrive.
                 self.calls.fetch_add(1, Ordering::Relaxed);
                 *tx += taken;
                 more

@@ -1,4 +1,4 @@
-//! What neighbours write into the registry, whatever it is, and what is no registry at all.
+//! Invalid registries, and arbitrary content of a valid one.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -52,7 +52,7 @@ fn use_all(registry: &Registry, number: u32) {
     assert!(!registry.lives(me) && registry.holder() != Some(me));
 }
 
-/// Random words, and words that look like members, owners and services.
+/// Random words, and words that resemble members, owners and services.
 fn word(random: &mut impl FnMut() -> u64) -> u64 {
     match random() % 4 {
         0 => random(),
@@ -121,16 +121,16 @@ fn generations() {
     let qpn = Qpn::new((block.index() as u32) << 10 | 9);
     assert!(registry.add_service(5, first));
     assert_eq!((other.owner_of(qpn), other.find_service(5)), (Some(first), Some(first)));
-    // It dies without a word, and another has its slot.
+    // It dies undetected, and its slot has a new member.
     let second = other.enter(7, Flags::UDP_ONLY, 200);
     assert_ne!(first, second);
     assert!(!registry.lives(first) && registry.lives(second));
     assert_eq!((registry.udp_port(first), registry.udp_port(second)), (None, Some(200)));
     assert_eq!((registry.owner_of(qpn), registry.find_service(5)), (None, None));
-    // Who finds the first one dead does the second no harm.
+    // Marking the first one gone does not affect the second.
     registry.bury(first);
     assert!(registry.lives(second));
-    // What the first had can be had again, last of all.
+    // What the first had can be claimed again, last of all.
     for other in 1..Block::COUNT {
         assert_ne!(registry.claim(second, other as u16), Some(block));
     }

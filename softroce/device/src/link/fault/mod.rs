@@ -1,7 +1,8 @@
-//! Fault injection: a sending half around another that loses, repeats, delays, reorders and damages packets.
+//! Fault injection: a sending half that drops, duplicates, delays, reorders and corrupts packets.
 //!
-//! [`FaultModel`] decides, [`FaultConfig`] says how much; the half here carries the decisions out on real datagrams.
-//! A packet is damaged after it was sealed, so that the receiver sees a wrong ICRC and not a wrong message.
+//! [`FaultModel`] decides as configured by [`FaultConfig`]; the half here applies the decisions to
+//! real datagrams. A packet is corrupted after it was sealed, so that the receiver sees a wrong
+//! ICRC and not a wrong message.
 
 mod config;
 mod model;
@@ -18,10 +19,10 @@ use std::collections::BinaryHeap;
 use std::io;
 use std::net::SocketAddr;
 
-/// The most packets held back at a time; more are lost, as in a switch whose buffer is full.
+/// The most delayed packets; more are dropped, as by a switch whose buffer is full.
 const MAX_HELD: usize = 1 << 16;
 
-/// A packet on its way.
+/// A delayed packet.
 struct Held {
     at: Instant,
     /// Keeps packets that are due together in the order they were sent.
@@ -63,7 +64,7 @@ pub(super) struct FaultTx {
     model: FaultModel,
     held: BinaryHeap<Reverse<Held>>,
     order: u64,
-    /// What goes to `inner`; made on first use, with the seal of the batch that comes.
+    /// The packets for `inner`; created on first use, with the seal of the first batch.
     due: Option<TxBatch>,
 }
 
@@ -78,7 +79,7 @@ impl FaultTx {
         }
     }
 
-    /// Takes over every packet of `batch` that is not lost.
+    /// Takes every packet of `batch` that is not dropped.
     fn hold(&mut self, batch: &mut TxBatch, now: Instant) {
         for (envelope, packet) in batch.packets() {
             for delivery in self.model.decide(now, packet.len()) {
@@ -121,7 +122,7 @@ impl Transmit for FaultTx {
         self.inner.transmit(due, now)
     }
 
-    /// The earliest packet held; at once when the socket had no room for all that was due.
+    /// The earliest delayed packet; at once when the socket had no space for all that was due.
     fn due(&self) -> Option<Instant> {
         if self.due.as_ref().is_some_and(|due| !due.is_empty()) {
             return Some(Instant::ZERO);

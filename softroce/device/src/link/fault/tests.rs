@@ -10,7 +10,7 @@ fn config(text: &str) -> FaultConfig {
 /// What a link sent: the bytes of each packet.
 type Wire = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// A sending half that keeps what it is given, at most `room` runs per call.
+/// A sending half that records at most `room` runs per call.
 struct Recorder {
     wire: Wire,
     room: usize,
@@ -26,7 +26,7 @@ impl Transmit for Recorder {
     }
 }
 
-/// An xor of the packet's bytes, so that any single changed byte shows.
+/// A checksum that detects any single changed byte.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
     let (body, check) = packet.split_last_chunk_mut::<4>().unwrap();
     let sum = body.iter().fold(0, |sum, byte| sum ^ byte);
@@ -66,7 +66,7 @@ fn number(packet: &[u8]) -> u32 {
     u32::from_be_bytes(packet[..4].try_into().unwrap())
 }
 
-/// Sends `packets` packets, 16 at a time and 1 µs apart, then waits until nothing is held.
+/// Sends `packets` packets, 16 at a time and 1 µs apart, then waits until none is delayed.
 fn send(faults: &str, packets: u32, room: usize) -> Vec<Vec<u8>> {
     let (mut tx, wire, mut batch) = link(faults, room);
     let mut now = Instant(1);
@@ -156,7 +156,7 @@ fn a_fault_that_is_added_leaves_the_others_where_they_were() {
 #[test]
 fn fractions_come_out_as_asked() {
     const PACKETS: u32 = 20_000;
-    // Six standard deviations of the binomial: a seed that fails is a fault, not bad luck.
+    // Six standard deviations of the binomial: a failing seed is a bug, not bad luck.
     let near = |count: usize, fraction: f64| {
         let n = f64::from(PACKETS);
         let off = (count as f64 - n * fraction).abs();

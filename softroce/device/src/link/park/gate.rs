@@ -1,12 +1,13 @@
-//! Whether a thread sleeps, and whether somebody has called it: what its waker must know to call no more often than needed, and never too seldom.
+//! Whether a thread sleeps, and whether it was notified: so that a waker makes a system call only
+//! when needed, and no wake-up is lost.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// No one sleeps, no call waits.
+/// Awake, and not notified.
 const AWAKE: u8 = 0;
-/// The thread sleeps or is about to: a call has to ring.
+/// The thread sleeps or is about to: a notification needs a system call.
 const PARKED: u8 = 1;
-/// A call came: the thread does not sleep the next time it tries.
+/// Notified: the thread does not sleep the next time it tries.
 const CALLED: u8 = 2;
 
 pub(super) struct Gate {
@@ -20,7 +21,8 @@ impl Gate {
         }
     }
 
-    /// Sleeper: is about to sleep, until rung. `false` when it was called since it last slept: it must not.
+    /// Sleeper: before sleeping until woken. `false` when it was notified since it last slept, so
+    /// that it must not sleep.
     pub(super) fn enter(&self) -> bool {
         let parked = self
             .state
@@ -32,13 +34,13 @@ impl Gate {
         parked
     }
 
-    /// Sleeper: is awake.
+    /// Sleeper: awake.
     pub(super) fn leave(&self) {
-        // An exchange and not a store: what a waker did before it called is visible afterwards.
+        // An exchange and not a store: what a waker did before it notified is visible afterwards.
         self.state.swap(AWAKE, Ordering::SeqCst);
     }
 
-    /// Calls the sleeper. Whether it has to be rung.
+    /// Notifies the sleeper. Whether it must be woken.
     pub(super) fn call(&self) -> bool {
         self.state.swap(CALLED, Ordering::SeqCst) == PARKED
     }

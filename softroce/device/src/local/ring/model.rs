@@ -1,5 +1,6 @@
-//! Loom's models of a lane: records arrive whole and in order, slots are written again only when they are done with, nobody sleeps through a record or through room, and
-//! what was taken back is never taken for a message. Run by `cargo xtask sanitize loom`.
+//! Loom models of a ring: records arrive whole and in order, slots are reused only when they are
+//! released, no record and no credit is slept through, and revoked memory is never taken for a
+//! message. Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::sync::{AtomicU64, Bell};
 
 const SLOTS: usize = 2;
 
-/// A lane whose slots hold a number, which loom watches: reading it while it is written is an error.
+/// A ring whose slots hold a number, which loom tracks: reading it while it is written is an error.
 struct Lane {
     tags: [AtomicU64; SLOTS],
     revoked: [AtomicU64; SLOTS],
@@ -21,7 +22,7 @@ struct Lane {
     starved: AtomicU64,
     /// What the records of the last model refer to.
     memory: AtomicU64,
-    /// Wake the consumer; the producer.
+    /// Wakes the consumer; the producer.
     bells: [Bell; 2],
 }
 
@@ -120,7 +121,8 @@ fn records_come_whole_and_in_order_and_none_is_slept_through() {
     });
 }
 
-/// One record more than there are slots; the producer sleeps while there is no room, the consumer never.
+/// One record more than there are slots; the producer sleeps while there are no credits, the
+/// consumer never.
 #[test]
 fn a_slot_is_written_again_when_it_is_done_with_and_room_is_not_slept_through() {
     const RECORDS: u64 = SLOTS as u64 + 1;
@@ -154,7 +156,7 @@ fn a_slot_is_written_again_when_it_is_done_with_and_room_is_not_slept_through() 
     });
 }
 
-/// The record has its payload in the bulk area, which has room for no other. There are slots left.
+/// The record uses all of the bulk area. There are slots left.
 #[test]
 fn bulk_is_given_back_at_once() {
     loom::model(|| {
@@ -170,8 +172,8 @@ fn bulk_is_given_back_at_once() {
                         lane.bells[1].wait();
                     }
                 }
-                // The slot is as good as the bulk area: what is written again only when it is done with.
-                // SAFETY: what is to be proved.
+                // The slot stands for the bulk area: reused only when it is released. SAFETY: what
+                // is to be proved.
                 lane.content[0].with_mut(|content| unsafe { *content = 2 });
             })
         };
@@ -183,7 +185,7 @@ fn bulk_is_given_back_at_once() {
     });
 }
 
-/// What is told without a fence when there is nothing more is what the producer then sees, if late.
+/// An idle consumer's head, published without a fence, is eventually seen by the producer.
 #[test]
 fn an_idle_consumer_tells_how_far_it_is() {
     loom::model(|| {
@@ -209,7 +211,7 @@ fn an_idle_consumer_tells_how_far_it_is() {
     });
 }
 
-/// The record refers to memory, of which the owner takes it back and writes something else.
+/// The record refers to memory; the owner revokes it and writes something else.
 #[test]
 fn what_was_taken_back_is_no_message() {
     const MESSAGE: u64 = 7;

@@ -1,4 +1,4 @@
-//! What is a segment and what is not; and how a text of /proc/self/maps is read.
+//! What is a segment and what is not; and parsing of /proc/self/maps.
 
 use std::num::NonZeroUsize;
 
@@ -9,7 +9,7 @@ use super::*;
 
 const PAGE: usize = 4096;
 
-/// A file's mapping, unmapped at the end.
+/// A file's mapping, unmapped when dropped.
 struct Mapping {
     start: std::ptr::NonNull<std::ffi::c_void>,
     len: usize,
@@ -19,7 +19,7 @@ impl Mapping {
     fn new(file: &File, flags: MapFlags) -> Self {
         let len = file.metadata().unwrap().len() as usize;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, wherever there is room.
+        // SAFETY: a new mapping, wherever the kernel has space.
         let start = unsafe { mmap(None, NonZeroUsize::new(len).unwrap(), rights, flags, file, 0) }.unwrap();
         Self { start, len }
     }
@@ -55,10 +55,10 @@ fn a_shared_memfd_is_a_segment() {
         (place.segment.id(), 5 * PAGE as u64)
     );
     assert!(file.set_len(PAGE as u64).is_err());
-    // What is given to others cannot be written.
+    // The shared descriptor is read-only.
     let given = File::from(place.segment.fd().try_clone_to_owned().unwrap());
     assert!(std::os::unix::fs::FileExt::write_at(&given, b"x", 0).is_err());
-    // Beyond the mapping there is nothing of it.
+    // Beyond the mapping there is no segment.
     assert!(find(mapping.addr() + 6 * PAGE, 3 * PAGE).is_none());
 }
 
@@ -66,7 +66,7 @@ fn a_shared_memfd_is_a_segment() {
 fn pieces_of_one_mapping_are_put_together() {
     let file = memfd(MFdFlags::MFD_ALLOW_SEALING, 8);
     let mapping = Mapping::new(&file, MapFlags::MAP_SHARED);
-    // SAFETY: pages of the mapping, to whose bytes nobody refers.
+    // SAFETY: pages of the mapping, to whose bytes there is no reference.
     unsafe { mprotect(mapping.start.byte_add(2 * PAGE), PAGE, ProtFlags::PROT_READ) }.unwrap();
     assert_eq!(find(mapping.addr() + PAGE, 6 * PAGE).unwrap().offset, PAGE as u64);
 }
@@ -89,11 +89,11 @@ fn other_memory_is_foreign() {
     let sealable = memfd(MFdFlags::MFD_ALLOW_SEALING, 4);
     let private = Mapping::new(&sealable, MapFlags::MAP_PRIVATE);
     assert!(find(private.addr(), PAGE).is_none());
-    // One that may shrink for ever.
+    // A file that can never be sealed.
     let file = memfd(MFdFlags::empty(), 4);
     let unsealed = Mapping::new(&file, MapFlags::MAP_SHARED);
     assert!(find(unsealed.addr(), PAGE).is_none());
-    // One whose descriptor is closed.
+    // A file whose descriptor is closed.
     let closed = memfd(MFdFlags::MFD_ALLOW_SEALING, 4);
     let mapping = Mapping::new(&closed, MapFlags::MAP_SHARED);
     drop(closed);

@@ -1,4 +1,5 @@
-//! A neighbour that writes what it likes: descriptors that are no lanes, records that are none, counts that cannot be. It is an error, or a wrong byte in what it sent itself.
+//! A hostile peer: descriptors that are no rings, invalid records, impossible counts. They cause an
+//! error, or a wrong byte in what the peer sent itself.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -11,14 +12,14 @@ use super::super::layout::{Field, Mapping, ROOM};
 use super::super::ring::Words;
 use super::*;
 
-/// A lane that this test holds three times: as sender, as receiver, and as the memory that both see.
+/// A ring that this test holds three times: as sender, as receiver, and as shared memory.
 fn exposed() -> (Sender, Receiver, Mapping) {
     let (sender, fd) = Sender::create().unwrap();
     let raw = Mapping::attach(fd.try_clone().unwrap()).unwrap();
     (sender, Receiver::attach(fd, None).unwrap(), raw)
 }
 
-/// The first bytes of a lane.
+/// The first bytes of a ring.
 fn genuine() -> Vec<u8> {
     let (_sender, fd) = Sender::create().unwrap();
     let mut header = vec![0; 4096];
@@ -26,7 +27,7 @@ fn genuine() -> Vec<u8> {
     header
 }
 
-/// A file that begins so, of a length, with seals.
+/// A file of a given beginning, length and seals.
 fn forged(header: &[u8], len: u64, seals: SealFlag) -> OwnedFd {
     let file = File::from(memfd_create(c"forged", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap());
     file.write_all_at(header, 0).unwrap();
@@ -101,7 +102,7 @@ fn descriptors_that_are_no_segments_are_refused() {
             Err(UnfitSegment::Kind(_))
         ));
     }
-    // The sender knows.
+    // The sender sees the lost capability.
     sender.announce(id);
     assert!(!sender.can_refer(id));
 }
@@ -118,7 +119,7 @@ fn a_receiver_that_counts_wrongly_is_noticed() {
             "its own counts are as before"
         );
     }
-    // One that goes back.
+    // A head that goes back.
     let (mut sender, mut receiver, raw) = exposed();
     for _ in 0..2 {
         sender.push(&packet(b"", Payload::Inline(&[])), NOBODY).unwrap();
@@ -128,20 +129,20 @@ fn a_receiver_that_counts_wrongly_is_noticed() {
     assert_eq!(sender.wait_for_room(), Ok(true));
     raw.set(Field::Head, 1);
     assert!(sender.wait_for_room().is_err());
-    // And one that says to have mapped more than it was sent.
+    // More segments mapped than announced.
     raw.set(Field::Mapped, u64::MAX);
     assert!(!sender.can_refer(SegmentId(1)));
 }
 
-/// Says that the first slot has a record.
+/// Publishes the first slot.
 fn publish(raw: &Mapping, control: u64, content: &[u8]) {
-    // SAFETY: within the slot's content, which nobody reads yet.
+    // SAFETY: within the slot's content, which is not being read yet.
     unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), raw.content(0), content.len().min(ROOM)) };
     raw.control(0).store(control, Ordering::Relaxed);
     raw.tag(0).store(1, Ordering::Release);
 }
 
-/// Takes what is there, and copies all of it if it passes for a record.
+/// Receives a record and copies all of it, if it is valid.
 fn swallow(receiver: &mut Receiver) -> Result<(), Broken> {
     let copied = receiver.pop(|received| {
         assert!(received.header.len() <= HEADER && received.body.len() <= LARGEST);
@@ -222,7 +223,7 @@ fn impossible_records_break_the_lane() {
 }
 
 proptest! {
-    /// Whatever the words of a slot are, there is an error or a record within its limits.
+    /// Any content of a slot is an error, or a record within its limits.
     #[test]
     fn any_record_is_one_or_breaks_the_lane(
         kind in 0..4_u64,
@@ -237,7 +238,7 @@ proptest! {
         let _ = swallow(&mut receiver);
     }
 
-    /// A genuine record, of which one byte of the slot was changed.
+    /// A valid record with one byte of the slot changed.
     #[test]
     fn a_record_changed_is_one_or_breaks_the_lane(
         long in any::<bool>(),
@@ -250,7 +251,8 @@ proptest! {
         let inline = [1; 1000];
         let payload = if long { Payload::Inline(&inline) } else { Payload::Referred(&references) };
         sender.push(&packet(b"some header", payload), NOBODY).unwrap();
-        // SAFETY: a byte of the first slot, whose content begins 24 bytes after it; nobody reads it yet.
+        // SAFETY: a byte of the first slot, whose content begins 24 bytes after it; it is not being
+        // read yet.
         unsafe { *raw.content(0).sub(24).add(at) ^= flip };
         if raw.tag(0).load(Ordering::Relaxed) == 1 {
             let _ = swallow(&mut receiver);

@@ -1,5 +1,6 @@
-//! Two threads, which stand for two processes: random records through a small lane come over whole and in order, while both ends sleep and wake; and memory that is taken back and
-//! written again is never taken for what it was.
+//! Two threads in place of two processes: random records through a small ring arrive whole and in
+//! order while both ends sleep and wake; and memory that is revoked and rewritten is never taken
+//! for its former content.
 
 use std::mem;
 use std::thread;
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Something of a record's payload.
+/// A piece of a record's payload.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
     Segment(usize, usize),
@@ -78,7 +79,7 @@ impl Sent {
     }
 }
 
-/// What wakes an end that sleeps, as a byte on a socket does.
+/// Wakes an end that sleeps, as a byte on a socket does.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -184,7 +185,7 @@ fn exchange(records: &[Sent]) {
             for sent in records {
                 sending.send(sent, &memory);
             }
-            // It lives until all is received: what its process had sent is gone when the process is.
+            // It lives until all is received: references to a dead process are unavailable.
             sending
         });
         for sent in records {
@@ -221,8 +222,8 @@ proptest! {
     }
 }
 
-/// The owner fills its memory, sends a record that refers to it, takes it back and fills it with something else, again and again. What the other end copies is of one filling
-/// and of the right one, or it is gone.
+/// The owner fills its memory, sends a record that refers to it, revokes it and refills it, again
+/// and again. The receiver copies the right filling, or fails.
 #[test]
 fn memory_written_again_is_not_taken_for_the_message() {
     const LEN: usize = 64 << 10;
@@ -250,7 +251,7 @@ fn memory_written_again_is_not_taken_for_the_message() {
                 sender
                     .push(&packet(&header, Payload::Referred(&references)), referrer)
                     .unwrap();
-                // Sometimes at once, sometimes when the other end has begun or is done.
+                // Sometimes at once, sometimes after the receiver has started or finished.
                 for _ in 0..u32::from(round % 16) * 100 {
                     std::hint::spin_loop();
                 }

@@ -12,7 +12,7 @@ const ALL: Rights = Rights {
     remote_atomic: true,
     bind: true,
 };
-/// The queue pair that peers reach memory by.
+/// The queue pair through which peers access memory.
 const VIA: Via = Via {
     pd: PD,
     qpn: Qpn::new(5),

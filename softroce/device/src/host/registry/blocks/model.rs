@@ -1,5 +1,5 @@
-//! Loom's model of members that claim blocks at the same time, some of which a dead one had: no block has two owners, and nobody goes without while there is one. Run by
-//! `cargo xtask sanitize loom`.
+//! Loom model of members that claim blocks concurrently, some of them of a dead member: no block
+//! has two owners, and no claim fails while a block is free. Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ fn member(slot: u16) -> MemberId {
     MemberId::new(slot, 1)
 }
 
-/// Two blocks, which say this.
+/// Two blocks with these words.
 fn blocks(words: [u64; 2]) -> Arc<Blocks<2>> {
     Arc::new(Blocks {
         releases: AtomicU64::new(1),
@@ -48,7 +48,7 @@ fn of_a_dead_ones_and_one_given_back() {
     both_claim([member(0).pack(), 1]);
 }
 
-/// It may be taken for dead while it still gives back what it has.
+/// A member may be taken for dead while it still releases its blocks.
 #[test]
 fn while_the_owner_leaves() {
     loom::model(|| {

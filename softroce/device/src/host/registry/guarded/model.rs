@@ -1,4 +1,5 @@
-//! Loom's model of a slot of which one member after the other has the value, while others read it and bury the dead. Run by `cargo xtask sanitize loom`.
+//! Loom model of a slot with one member after the other, while others read it and mark the dead.
+//! Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 

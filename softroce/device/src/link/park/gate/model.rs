@@ -1,5 +1,5 @@
-//! Loom's model of a thread that sleeps and of those who call it: no call is slept through, and what was done before a call is seen after it. Run by
-//! `cargo xtask sanitize loom`.
+//! Loom model of a thread that sleeps and of its wakers: no notification is slept through, and what
+//! was done before one is seen after it. Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::sync::Bell;
 struct Model {
     gate: Gate,
     bell: Bell,
-    /// What the callers have done: seen, if late, by no merit of its own.
+    /// Relaxed: made visible by the notification alone.
     done: [AtomicBool; 2],
 }
 
@@ -36,7 +36,8 @@ impl Model {
     }
 }
 
-/// A thread sleeps for as long as it does not see what `callers` threads do. Loom reports one that sleeps for ever.
+/// A thread sleeps until it has seen the work of `callers` threads. Loom reports one that sleeps
+/// for ever.
 fn sleep_beside(callers: usize) {
     loom::model(move || {
         let model = Arc::new(Model {

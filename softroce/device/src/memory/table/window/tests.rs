@@ -40,7 +40,7 @@ struct Rig {
     window: u32,
 }
 
-/// 64 bytes at [`IOVA`], which live on, and a window that is not bound yet.
+/// 64 leaked bytes at [`IOVA`], and an unbound window.
 fn rig(kind: WindowKind, rights: Rights) -> Rig {
     let words: &'static mut [u64; 8] = Box::leak(Box::new([0; 8]));
     let mut table = Table::new();
@@ -51,7 +51,7 @@ fn rig(kind: WindowKind, rights: Rights) -> Rig {
 }
 
 impl Rig {
-    /// Bytes 16 to 48, with the window's key's lower bits as they are but for `low`.
+    /// Binds bytes 16 to 48, with `low` as the lower bits of the window's key.
     fn request(&self, low: u32) -> Bind {
         Bind {
             rkey: RKey(self.window & !0xff | low),
@@ -281,7 +281,7 @@ fn regions_queue_pairs_and_windows_go_in_any_order() {
     assert!(!one.reads(VIA, rkey, IOVA + 16, 1));
     assert_eq!(one.table.bindings, 0);
     one.table.remove_window(one.window);
-    // The window first; its slot is used again, its key is not good.
+    // The window first; its slot is reused, its key is invalid.
     let mut two = rig(WindowKind::Two, BINDABLE);
     let rkey = two.bind(1);
     two.table.remove_window(two.window);
@@ -289,7 +289,7 @@ fn regions_queue_pairs_and_windows_go_in_any_order() {
     assert_eq!((two.table.windows, two.table.bindings), (0, 0));
     assert_eq!(two.table.bind(VIA, &two.request(2)), Err(AccessError));
     assert_eq!(two.table.deregister(two.region), Ok(()));
-    // The queue pair first: those of type 2 go with it, those of type 1 stay.
+    // The queue pair first: windows of type 2 are unbound, those of type 1 stay.
     for (kind, stays) in [(WindowKind::One, true), (WindowKind::Two, false)] {
         let mut rig = rig(kind, BINDABLE);
         let rkey = rig.bind(1);
