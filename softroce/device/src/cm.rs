@@ -4,7 +4,7 @@
 //! to the connection's sink. All of it is under core: connections are thousands of times rarer than
 //! messages.
 
-mod early;
+mod pending;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::host::ServiceError;
 use crate::state::Core;
 use crate::sync::MutexGuard;
 
-pub(crate) use early::Waiting;
+pub(crate) use pending::PendingRequests;
 
 /// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
@@ -127,7 +127,7 @@ impl Connections {
     }
 
     /// Another process on this address is gone.
-    pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
+    pub(crate) fn remove_member(&mut self, now: Instant, slot: u16) {
         self.cm.handle_lost(now, self.local, slot);
     }
 

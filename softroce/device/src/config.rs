@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::lanes::Mover;
 use crate::link::ROCE_PORT;
 use crate::link::fault::FaultConfig;
+use crate::shm::Mover;
 
 /// The configuration of a soft device.
 #[derive(Clone, Debug)]
@@ -131,14 +131,20 @@ impl DeviceConfig {
                     return Err(ConfigError::new(
                         "DOORBELL_LINK",
                         &value,
-                        "is no link; there are: udp, local",
+                        "is not a link; valid values: udp, local",
                     ));
                 }
             };
         }
         if let Some(value) = set("DOORBELL_COPY") {
             let mover = Mover::ALL.into_iter().find(|mover| mover.name() == value);
-            let unknown = || ConfigError::new("DOORBELL_COPY", &value, "is no mover; there are: shared, vm, ring");
+            let unknown = || {
+                ConfigError::new(
+                    "DOORBELL_COPY",
+                    &value,
+                    "is not a copy mode; valid values: shared, vm, ring",
+                )
+            };
             pattern.mover = Some(mover.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
@@ -148,7 +154,7 @@ impl DeviceConfig {
         }
         pattern.pcap = set("DOORBELL_PCAP").map(PathBuf::from);
         if pattern.link == LinkChoice::Local && pattern.is_udp_only() {
-            let problem = "does not go with faults or a capture, which are of UDP";
+            let problem = "cannot be combined with faults or a capture, which need UDP";
             return Err(ConfigError::new("DOORBELL_LINK", "local", problem));
         }
         let Some(addresses) = set("DOORBELL_SOFT_ADDR") else {
@@ -235,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guid_is_the_address_s() {
+    fn the_guid_is_derived_from_the_address() {
         let guid = |address: &str, port: &str| {
             devices(&[("DOORBELL_SOFT_ADDR", address), ("DOORBELL_SOFT_PORT", port)]).unwrap()[0].guid()
         };
@@ -282,25 +288,25 @@ mod tests {
     }
 
     #[test]
-    fn links_and_movers() {
+    fn links_and_copy_modes() {
         let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].mover));
         assert_eq!(of(&[]), Ok((LinkChoice::Automatic, None)));
         let set = [("DOORBELL_LINK", "local"), ("DOORBELL_COPY", "vm")];
         assert_eq!(of(&set), Ok((LinkChoice::Local, Some(Mover::Vm))));
         let error = of(&[set[0], ("DOORBELL_FAULTS", "drop=0.05")]).unwrap_err();
-        assert!(error.contains("does not go with faults"), "{error}");
+        assert!(error.contains("cannot be combined with faults"), "{error}");
     }
 
     #[test]
-    fn what_cannot_be_understood_is_one_clear_line() {
+    fn invalid_values_are_explained_in_one_line() {
         for (name, value, hint) in [
             ("DOORBELL_SOFT_ADDR", "127.0.0.1,localhost", "is not an IP address"),
             ("DOORBELL_SOFT_ADDR", "127.0.0.1,", "is not an IP address"),
             ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
-            ("DOORBELL_LINK", "shm", "is no link"),
-            ("DOORBELL_COPY", "dma", "is no mover"),
+            ("DOORBELL_LINK", "shm", "is not a link"),
+            ("DOORBELL_COPY", "dma", "is not a copy mode"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

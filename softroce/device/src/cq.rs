@@ -57,9 +57,9 @@ struct Ring {
     /// Completions that would have notified the channel without moderation.
     waiting: u32,
     /// When it is notified at the latest.
-    tell_by: Option<Instant>,
+    notify_by: Option<Instant>,
     /// The device has this queue in its list of moderated ones.
-    listed: bool,
+    in_moderated_list: bool,
 }
 
 /// Completion moderation (ibv_modify_cq(3)): one event for `count` completions, or for all within
@@ -71,7 +71,7 @@ struct Moderation {
 }
 
 impl Moderation {
-    fn holds_back(&self, waiting: u32) -> bool {
+    fn delays(&self, waiting: u32) -> bool {
         waiting < u32::from(self.count) && self.period > Duration::ZERO
     }
 }
@@ -93,7 +93,7 @@ impl Ring {
     fn disarm(&mut self) {
         self.armed = Armed::No;
         self.waiting = 0;
-        self.tell_by = None;
+        self.notify_by = None;
     }
 }
 
@@ -106,8 +106,8 @@ impl CqRing {
                 armed: Armed::No,
                 moderation: Moderation::default(),
                 waiting: 0,
-                tell_by: None,
-                listed: false,
+                notify_by: None,
+                in_moderated_list: false,
             }),
             len: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
@@ -139,30 +139,30 @@ impl CqRing {
         }
         ring.entries.push_back((completion, self.stamps.now()));
         self.len.store(ring.entries.len(), Ordering::Release);
-        let tell = match ring.armed {
+        let notifies = match ring.armed {
             Armed::No => false,
             Armed::Solicited => completion.solicited || completion.status != Status::Success,
             Armed::Any => true,
         };
-        if !tell {
+        if !notifies {
             return None;
         }
         ring.waiting += 1;
-        if !ring.moderation.holds_back(ring.waiting) {
-            self.tell(ring);
+        if !ring.moderation.delays(ring.waiting) {
+            self.notify(ring);
             return None;
         }
-        if ring.tell_by.is_none() {
-            ring.tell_by = Some(now() + ring.moderation.period);
+        if ring.notify_by.is_none() {
+            ring.notify_by = Some(now() + ring.moderation.period);
         }
-        if mem::replace(&mut ring.listed, true) {
+        if mem::replace(&mut ring.in_moderated_list, true) {
             None
         } else {
-            ring.tell_by
+            ring.notify_by
         }
     }
 
-    fn tell(&self, mut ring: MutexGuard<'_, Ring>) {
+    fn notify(&self, mut ring: MutexGuard<'_, Ring>) {
         ring.disarm();
         drop(ring);
         if let Some(notify) = &self.notify {
@@ -172,15 +172,15 @@ impl CqRing {
 
     /// Notifies the channel if moderation has delayed that long enough; otherwise returns when to
     /// call again, if completions are delayed.
-    pub(crate) fn tell_if_due(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn notify_if_due(&self, now: Instant) -> Option<Instant> {
         let mut ring = self.ring.lock();
-        match ring.tell_by {
+        match ring.notify_by {
             Some(due) if due > now => return Some(due),
             Some(_) => {
-                ring.listed = false;
-                self.tell(ring);
+                ring.in_moderated_list = false;
+                self.notify(ring);
             }
-            None => ring.listed = false,
+            None => ring.in_moderated_list = false,
         }
         None
     }
@@ -259,7 +259,7 @@ impl Cq {
         if found > 0 || max == 0 {
             return Ok(found);
         }
-        self.shared().drive_for_application();
+        self.shared().drive_for_app();
         self.0.ring.take(max, |completion, _| take(completion))
     }
 
@@ -283,7 +283,7 @@ impl Cq {
     pub fn poll_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
         match self.take_next()? {
             None => {
-                self.shared().drive_for_application();
+                self.shared().drive_for_app();
                 self.take_next()
             }
             found => Ok(found),
@@ -304,7 +304,7 @@ impl Cq {
         let mut ring = self.0.ring.ring.lock();
         ring.moderation = Moderation { count, period };
         if ring.waiting > 0 {
-            self.0.ring.tell(ring);
+            self.0.ring.notify(ring);
         }
     }
 

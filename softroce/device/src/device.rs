@@ -18,12 +18,12 @@ use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
-use crate::lanes::Mover;
 use crate::link::pcap::Capture;
-use crate::link::{BindError, Link, PortState, PortWatch, definite};
-use crate::local::segment::{self, Place};
+use crate::link::{BindError, Link, PortState, PortWatch, require_unicast};
 use crate::memory::HostRange;
 use crate::progress;
+use crate::shm::Mover;
+use crate::shm_ring::segment::{self, SegmentRange};
 use crate::state::Core;
 
 /// Why a device could not be opened; each message is one line for the user.
@@ -61,7 +61,7 @@ pub enum OpenError {
         mtu: u32,
     },
     /// Port 0, which peers cannot know.
-    #[error("cannot open {device}: RoCEv2 needs a definite UDP port, not 0")]
+    #[error("cannot open {device}: RoCEv2 needs a require_unicast UDP port, not 0")]
     Port {
         /// The device's name.
         device: String,
@@ -135,7 +135,7 @@ pub struct Device {
     shared: Arc<Shared>,
     host: Arc<Host>,
     /// Packets for processes of this host use shm links.
-    uses_lanes: bool,
+    uses_shm: bool,
     /// The links use shared segments.
     uses_segments: bool,
     /// The configured copy mode.
@@ -195,7 +195,7 @@ impl Device {
         })?;
         endpoint.give_numbers(block);
         let host = Arc::new(host);
-        link.parker.listen_to(Arc::clone(&host));
+        link.parker.watch_host(Arc::clone(&host));
         // With the actual address, which may not be configured.
         let found = DeviceConfig {
             address: Some(address.ip()),
@@ -211,7 +211,7 @@ impl Device {
         let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;
         if !config.is_udp_only() {
-            let enabled = core.lanes.enable(config.link == LinkChoice::Local, config.mover);
+            let enabled = core.rings.enable(config.link == LinkChoice::Local, config.mover);
             own = Some(enabled.map_err(|source| OpenError::Lane {
                 device: device(),
                 source,
@@ -226,7 +226,7 @@ impl Device {
             core,
         ));
         if let Some((me, receiver)) = own {
-            shared.use_lanes(me, receiver);
+            shared.enable_shm(me, receiver);
         }
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
@@ -247,7 +247,7 @@ impl Device {
             info,
             shared,
             host,
-            uses_lanes: !config.is_udp_only(),
+            uses_shm: !config.is_udp_only(),
             mover: config.mover,
             uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
             progress: Some(progress),
@@ -296,7 +296,7 @@ impl Device {
     }
 
     /// The segment of a range of the application's memory, if segments are used.
-    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<Place> {
+    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<SegmentRange> {
         self.uses_segments
             .then(|| segment::find(range.addr.addr(), range.len))
             .flatten()
@@ -305,17 +305,17 @@ impl Device {
     /// The [group](Host::group) whose members it reaches by shm links; `None` where all traffic
     /// uses UDP.
     pub fn local_group(&self) -> Option<u64> {
-        self.uses_lanes.then(|| self.host.group())
+        self.uses_shm.then(|| self.host.group())
     }
 
     /// The available and permitted copy modes to other processes of this host, the best first; none
     /// where all traffic uses UDP.
     pub fn local_movers(&self) -> Vec<Mover> {
         let has = |mover: &Mover| self.mover.is_none_or(|forced| forced == *mover) && mover.is_possible();
-        let all = Mover::ALL.into_iter().filter(|_| self.uses_lanes);
+        let all = Mover::ALL.into_iter().filter(|_| self.uses_shm);
         let mut movers: Vec<_> = all.filter(has).collect();
         // Always the fallback.
-        if self.uses_lanes && movers.is_empty() {
+        if self.uses_shm && movers.is_empty() {
             movers.push(Mover::Ring);
         }
         movers
@@ -360,7 +360,7 @@ fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
 /// How long a port that is in use is retried: a killed process closes its descriptors one by one,
 /// and may lose its names before its socket. On a busy machine it may be preempted in between, a
 /// niced one for longer than a tenth of a second.
-const ENDING: Duration = Duration::from_secs(1);
+const BIND_RETRY: Duration = Duration::from_secs(1);
 
 /// Joins the process group on the address, and opens the link on its socket.
 fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
@@ -369,8 +369,8 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     } else {
         Flags::default()
     };
-    let at = |address, patience| -> Result<_, BindError> {
-        let addr = definite(SocketAddr::new(address, config.port))?;
+    let bind = |address, patience| -> Result<_, BindError> {
+        let addr = require_unicast(SocketAddr::new(address, config.port))?;
         let (host, socket) = Host::join(addr, flags, patience)?;
         let link = Link::over(socket).map_err(|source| BindError::new(addr, source))?;
         Ok((host, link))
@@ -380,11 +380,11 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
         source,
     };
     if let Some(address) = config.address {
-        return at(address, ENDING).map_err(failed);
+        return bind(address, BIND_RETRY).map_err(failed);
     }
     for last in 1..=LAST_TRIED {
-        let patience = if last == 1 { ENDING } else { Duration::ZERO };
-        match at(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
+        let patience = if last == 1 { BIND_RETRY } else { Duration::ZERO };
+        match bind(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
             Err(BindError::AddressInUse { .. }) => {}
             Err(BindError::NotShared(error)) if error.is_of_address() => {}
             other => return other.map_err(failed),

@@ -47,33 +47,33 @@ use doorbell_roce_proto::wire::Opcode;
 
 use crate::clock::{COARSE, coarse_ticks, ticks};
 use crate::event::{Event, PortEvent};
-use crate::lanes::Incoming;
 use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
+use crate::shm::IncomingRings;
 use crate::state::Core;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
-mod application;
-mod doze;
-mod lanes;
-mod note;
+mod app_polling;
+mod combining_lock;
+mod shm;
+mod sleep_deadline;
 
-use application::Application;
-use doze::Doze;
-use note::Noted;
+use app_polling::AppPolling;
+use combining_lock::CombiningLock;
+use sleep_deadline::SleepDeadline;
 
 /// Datagrams handled between two polls of the engine for packets to send, so that a streaming peer
 /// gets acknowledgements while the rest of a large batch is handled.
 const STRIDE: usize = 32;
 
 /// The most acknowledgements sent through the separate ACK path; more are throughput traffic.
-const ACKS: usize = 4;
+const MAX_ACK_BATCH: usize = 4;
 
 /// How long the progress thread delays an ACK: the time that a polling application takes to see a
 /// message and to post its reply.
-const HOLD: Duration = Duration::from_nanos(1500);
+const ACK_DELAY: Duration = Duration::from_nanos(1500);
 
 /// The same while all traffic uses shm links, where an ACK is cheap but contends with the poster.
-const LANE_HOLD: Duration = Duration::from_nanos(300);
+const SHM_ACK_DELAY: Duration = Duration::from_nanos(300);
 
 /// After this many receives, everything that was in the socket before them has been handled: a
 /// buffer of 16 MiB holds about 32 times as many acknowledgements.
@@ -81,20 +81,20 @@ const BACKLOG: u32 = 1024;
 
 /// The same for shm rings: a ring has about 500 records, and each receive takes twice as many as
 /// the one before, up to 32.
-const LANE_BACKLOG: u32 = 32;
+const SHM_BACKLOG: u32 = 32;
 
 /// How long a queue pair that stops sending waits for its rings to drain; a peer that consumes
 /// nothing for this long is stopped.
-const LAST_WORDS: Duration = Duration::from_millis(20);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Timeouts from here on may be started from the coarse clock, which makes them up to a sixth
 /// longer. The local ACK timeout is one from 67 ms on, and may take four times as long (IBTA vol 1,
 /// 9.7.6.1.3).
-pub(crate) const FAR: Duration = Duration::from_nanos(6 * COARSE);
+pub(crate) const COARSE_TIMEOUT: Duration = Duration::from_nanos(6 * COARSE);
 
 /// After this many polls of an idle UDP socket, only one in [`UDP_POLL_INTERVAL`] drives polls it.
-const QUIET: u32 = 256;
-const UDP_TURN: u32 = 128;
+const UDP_IDLE_POLLS: u32 = 256;
+const UDP_POLL_INTERVAL: u32 = 128;
 
 /// No deadline.
 const NEVER: u64 = u64::MAX;
@@ -105,16 +105,16 @@ pub(crate) struct Rx {
     batch: RxBatch,
     /// Consecutive receives that found packets while timers were due.
     behind: u32,
-    lanes: Incoming,
+    rings: IncomingRings,
 }
 
 /// Result of one receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Received {
+enum RxPoll {
     /// Another thread holds rx.
     Busy,
     /// Nothing queued, or the link failed.
-    Nothing,
+    Empty,
     /// Packets received; more may be queued.
     Some,
     /// Packets received, and everything that was queued when the timers fell due has been handled.
@@ -131,22 +131,22 @@ pub(crate) struct Tx {
 pub(crate) struct Shared {
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
-    tx: Noted<Tx>,
+    tx: CombiningLock<Tx>,
     /// The second sending half, for ACKs. Its batch is empty whenever the lock is free.
     acks: Option<Mutex<Tx>>,
     /// The engine has delayed ACKs.
-    held: AtomicBool,
+    ack_delayed: AtomicBool,
     /// The batch holds packets that the socket had no space for.
     pub(crate) tx_blocked: AtomicBool,
     /// A shm ring is full, and queue pairs wait for credits.
-    lanes_blocked: AtomicBool,
+    shm_blocked: AtomicBool,
     /// Queue pairs use shm links.
-    has_lanes: AtomicBool,
+    shm_enabled: AtomicBool,
     /// GPU memory copies are in flight.
     copying: AtomicBool,
     /// Drives so far, and consecutive ones without UDP traffic.
-    turns: AtomicU32,
-    quiet: AtomicU32,
+    drive_count: AtomicU32,
+    udp_idle_polls: AtomicU32,
     /// When the engine needs `handle_timeout`, in nanoseconds; [`NEVER`] when it does not.
     engine_due: AtomicU64,
     /// When the link needs `transmit`, likewise.
@@ -154,9 +154,9 @@ pub(crate) struct Shared {
     /// When a moderated completion channel is to be notified, likewise.
     channels_due: AtomicU64,
     /// Until when the progress thread sleeps.
-    pub(crate) doze: Doze,
+    pub(crate) sleep: SleepDeadline,
     /// Whether application threads poll.
-    pub(crate) application: Application,
+    pub(crate) app_polling: AppPolling,
     pub(crate) stop: AtomicBool,
     /// The [`PortState`]. Written under core, so that changes and their events have one order.
     port: (AtomicBool, AtomicBool),
@@ -185,7 +185,7 @@ fn seal() -> impl Seal + 'static {
 /// Whether a batch is short and holds only ACKs and NAKs.
 fn is_acks(batch: &TxBatch) -> bool {
     let ack = Opcode::RcAcknowledge.code();
-    (1..=ACKS).contains(&batch.len()) && batch.packets().all(|(_, packet)| packet.first() == Some(&ack))
+    (1..=MAX_ACK_BATCH).contains(&batch.len()) && batch.packets().all(|(_, packet)| packet.first() == Some(&ack))
 }
 
 impl Shared {
@@ -197,7 +197,7 @@ impl Shared {
         waker: Waker,
         core: Core,
     ) -> Self {
-        let lane = |half| {
+        let sender = |half| {
             let batch = TxBatch::new(local, seal());
             Tx { half, batch }
         };
@@ -206,23 +206,23 @@ impl Shared {
                 half: rx,
                 batch: RxBatch::new(local),
                 behind: 0,
-                lanes: Incoming::default(),
+                rings: IncomingRings::default(),
             }),
             core: Mutex::new(core),
-            tx: Noted::new(lane(tx)),
-            acks: acks.map(|half| Mutex::new(lane(half))),
-            held: AtomicBool::new(false),
+            tx: CombiningLock::new(sender(tx)),
+            acks: acks.map(|half| Mutex::new(sender(half))),
+            ack_delayed: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
-            lanes_blocked: AtomicBool::new(false),
-            has_lanes: AtomicBool::new(false),
+            shm_blocked: AtomicBool::new(false),
+            shm_enabled: AtomicBool::new(false),
             copying: AtomicBool::new(false),
-            turns: AtomicU32::new(0),
-            quiet: AtomicU32::new(0),
+            drive_count: AtomicU32::new(0),
+            udp_idle_polls: AtomicU32::new(0),
             engine_due: AtomicU64::new(NEVER),
             link_due: AtomicU64::new(NEVER),
             channels_due: AtomicU64::new(NEVER),
-            doze: Doze::new(),
-            application: Application::new(),
+            sleep: SleepDeadline::new(),
+            app_polling: AppPolling::new(),
             stop: AtomicBool::new(false),
             port: (AtomicBool::new(true), AtomicBool::new(true)),
             broken: AtomicBool::new(false),
@@ -252,8 +252,8 @@ impl Shared {
     }
 
     /// Drives for an application thread; the progress thread yields to it.
-    pub(crate) fn drive_for_application(&self) {
-        self.application.drive(|| {
+    pub(crate) fn drive_for_app(&self) {
+        self.app_polling.drive(|| {
             self.drive();
         });
     }
@@ -262,70 +262,70 @@ impl Shared {
     /// drives.
     pub(crate) fn drive_for_progress(&self) -> bool {
         let busy = self.drive();
-        if self.held.load(Ordering::Relaxed) {
+        if self.ack_delayed.load(Ordering::Relaxed) {
             let since = self.now();
-            let hold = if self.is_quiet() { LANE_HOLD } else { HOLD };
-            while self.held.load(Ordering::Relaxed) && self.now() - since < hold {
+            let delay = if self.is_udp_idle() { SHM_ACK_DELAY } else { ACK_DELAY };
+            while self.ack_delayed.load(Ordering::Relaxed) && self.now() - since < delay {
                 hint::spin_loop();
             }
-            self.release_held();
+            self.flush_delayed_ack();
         }
         busy
     }
 
     /// Whether ACKs are delayed.
-    pub(crate) fn holds(&self) -> bool {
-        self.held.load(Ordering::SeqCst)
+    pub(crate) fn has_delayed_ack(&self) -> bool {
+        self.ack_delayed.load(Ordering::SeqCst)
     }
 
     /// Sends delayed ACKs.
-    fn release_held(&self) {
-        if self.held.load(Ordering::Relaxed) {
+    fn flush_delayed_ack(&self) {
+        if self.ack_delayed.load(Ordering::Relaxed) {
             self.flush(self.core.lock());
         }
     }
 
     /// Delays the ACKs for a thread that posts or polls, or for the progress thread, which is
     /// woken.
-    fn hold(&self, core: MutexGuard<'_, Core>) {
-        self.held.store(true, Ordering::SeqCst);
-        self.settle(core);
+    fn delay_ack(&self, core: MutexGuard<'_, Core>) {
+        self.ack_delayed.store(true, Ordering::SeqCst);
+        self.publish_and_unlock(core);
         self.wake_for(0);
     }
 
     /// Receives, handles timers, and sends. Never blocks; `false` when there was nothing to do or
     /// another thread drives.
     fn drive(&self) -> bool {
-        self.release_held();
-        if self.lanes_blocked.load(Ordering::Relaxed) {
-            self.unblock_lanes();
+        self.flush_delayed_ack();
+        if self.shm_blocked.load(Ordering::Relaxed) {
+            self.unblock_rings();
         }
-        if self.passes_over_udp() {
-            return matches!(self.receive(false, false), Received::Some);
+        if self.skips_udp() {
+            return matches!(self.receive(false, false), RxPoll::Some);
         }
-        let late = self.if_passed(&self.engine_due);
+        let late = self.now_if_due(&self.engine_due);
         let received = self.receive(late.is_some(), true);
-        let late = late.filter(|_| matches!(received, Received::Nothing | Received::CaughtUp));
-        let something = matches!(received, Received::Some | Received::CaughtUp);
+        let late = late.filter(|_| matches!(received, RxPoll::Empty | RxPoll::CaughtUp));
+        let any = matches!(received, RxPoll::Some | RxPoll::CaughtUp);
         let blocked = self.tx_blocked.load(Ordering::Relaxed);
-        let telling = self.if_passed(&self.channels_due);
-        if late.is_none() && telling.is_none() && !blocked && self.if_passed(&self.link_due).is_none() {
-            return something;
+        let moderated = self.now_if_due(&self.channels_due);
+        if late.is_none() && moderated.is_none() && !blocked && self.now_if_due(&self.link_due).is_none() {
+            return any;
         }
         let mut core = self.core.lock();
         if let Some(now) = late {
             self.engine_due.store(NEVER, Ordering::SeqCst);
             core.handle_timeout(now);
         }
-        if let Some(now) = telling {
-            core.tell_moderated(now);
+        if let Some(now) = moderated {
+            core.notify_moderated(now);
         }
         self.flush_blocked(core);
-        something || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
+        any || !blocked || !self.tx_blocked.load(Ordering::Relaxed)
     }
 
     /// The time, if the deadline has passed.
-    fn if_passed(&self, due: &AtomicU64) -> Option<Instant> {
+    fn now_if_due(&self, due: &AtomicU64) -> Option<Instant> {
         let due = due.load(Ordering::SeqCst);
         if due == NEVER {
             return None;
@@ -334,68 +334,64 @@ impl Shared {
     }
 
     /// Whether this drive polls the shm rings alone, without a system call or a clock read.
-    fn passes_over_udp(&self) -> bool {
-        if !self.has_lanes.load(Ordering::Relaxed) || !self.is_quiet() {
+    fn skips_udp(&self) -> bool {
+        if !self.shm_enabled.load(Ordering::Relaxed) || !self.is_udp_idle() {
             return false;
         }
         // A lost count of two racing threads is harmless.
-        let turn = self.turns.load(Ordering::Relaxed).wrapping_add(1);
-        self.turns.store(turn, Ordering::Relaxed);
-        !turn.is_multiple_of(UDP_TURN)
+        let count = self.drive_count.load(Ordering::Relaxed).wrapping_add(1);
+        self.drive_count.store(count, Ordering::Relaxed);
+        !count.is_multiple_of(UDP_POLL_INTERVAL)
     }
 
     /// Makes the next drive poll everything: after a sleep the cause of the wake-up is unknown.
-    pub(crate) fn look_at_all(&self) {
-        self.turns.store(u32::MAX, Ordering::Relaxed);
+    pub(crate) fn poll_all_next(&self) {
+        self.drive_count.store(u32::MAX, Ordering::Relaxed);
     }
 
-    fn is_quiet(&self) -> bool {
-        self.quiet.load(Ordering::Relaxed) >= QUIET
+    fn is_udp_idle(&self) -> bool {
+        self.udp_idle_polls.load(Ordering::Relaxed) >= UDP_IDLE_POLLS
     }
 
     /// Receives once from the shm rings, and from the link when `udp`; `late` when timers are due.
-    fn receive(&self, late: bool, udp: bool) -> Received {
+    fn receive(&self, late: bool, udp: bool) -> RxPoll {
         let Some(mut rx) = self.rx.try_lock() else {
-            return Received::Busy;
+            return RxPoll::Busy;
         };
         let Rx {
             half,
             batch,
             behind,
-            lanes,
+            rings,
         } = &mut *rx;
-        let taken = self.receive_from_lanes(lanes);
+        let polled = self.receive_shm(rings);
         if !udp {
-            return if taken.some { Received::Some } else { Received::Nothing };
+            return if polled.any { RxPoll::Some } else { RxPoll::Empty };
         }
         let messages = match half.receive(batch) {
             Ok(messages) => messages,
             Err(error) => {
                 self.fail(&error);
-                return Received::Nothing;
+                return RxPoll::Empty;
             }
         };
-        let quiet = if messages == 0 {
-            self.quiet.load(Ordering::Relaxed).saturating_add(1)
+        let idle_polls = if messages == 0 {
+            self.udp_idle_polls.load(Ordering::Relaxed).saturating_add(1)
         } else {
             0
         };
-        self.quiet.store(quiet, Ordering::Relaxed);
-        if messages == 0 && !taken.more {
+        self.udp_idle_polls.store(idle_polls, Ordering::Relaxed);
+        if messages == 0 && !polled.more {
             *behind = 0;
-            return if taken.some {
-                Received::CaughtUp
-            } else {
-                Received::Nothing
-            };
+            return if polled.any { RxPoll::CaughtUp } else { RxPoll::Empty };
         }
         *behind = if late { *behind + 1 } else { 0 };
-        let enough = if messages == 0 { LANE_BACKLOG } else { BACKLOG };
+        let enough = if messages == 0 { SHM_BACKLOG } else { BACKLOG };
         let received = if *behind >= enough {
             *behind = 0;
-            Received::CaughtUp
+            RxPoll::CaughtUp
         } else {
-            Received::Some
+            RxPoll::Some
         };
         let mut datagrams = batch.datagrams().peekable();
         while datagrams.peek().is_some() {
@@ -404,9 +400,9 @@ impl Shared {
             for datagram in datagrams.by_ref().take(STRIDE) {
                 core.receive(now, &datagram);
             }
-            core.store_writes(|| now);
+            core.finish_staged_writes(|| now);
             if messages == 1 && datagrams.peek().is_none() && core.endpoint.only_acknowledges() {
-                self.hold(core);
+                self.delay_ack(core);
             } else {
                 self.flush(core);
             }
@@ -436,47 +432,50 @@ impl Shared {
     /// [`flush`](Self::flush) that waits for tx, before a queue pair stops sending: a completion
     /// that the application has seen implies that the peer will receive the ACK.
     pub(crate) fn flush_waiting<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        self.held.store(false, Ordering::Relaxed);
+        self.ack_delayed.store(false, Ordering::Relaxed);
         // Allowed by the lock order: no thread waits for core under tx.
         let tx = self.tx.lock();
-        if self.tx.serve(core, tx, |core, tx| self.fill_and_send(core, tx, false)) {
+        if self
+            .tx
+            .run_locked(core, tx, |core, tx| self.fill_and_send(core, tx, false))
+        {
             self.flush(self.core.lock());
         }
         // An ACK may be queued behind a full ring.
         let since = Clock::now();
-        while self.lanes_blocked.load(Ordering::Relaxed) && since.elapsed() < LAST_WORDS {
-            self.unblock_lanes();
+        while self.shm_blocked.load(Ordering::Relaxed) && since.elapsed() < DRAIN_TIMEOUT {
+            self.unblock_rings();
             thread::yield_now();
         }
     }
 
     /// [`flush`](Self::flush) after posting: mostly the fast path has sent everything already.
     pub(crate) fn flush_posted<'a>(&'a self, core: MutexGuard<'a, Core>) {
-        if !core.sends_nothing() {
+        if !core.has_nothing_to_send() {
             return self.flush(core);
         }
         // The delayed ACK has piggybacked.
-        if self.held.load(Ordering::Relaxed) {
-            self.held.store(false, Ordering::Relaxed);
+        if self.ack_delayed.load(Ordering::Relaxed) {
+            self.ack_delayed.store(false, Ordering::Relaxed);
         }
-        self.settle(core);
+        self.publish_and_unlock(core);
     }
 
     fn flush_with<'a>(&'a self, mut core: MutexGuard<'a, Core>, now: Instant, mut force: bool) {
         // Under core: no other thread delays an ACK now.
-        self.held.store(false, Ordering::Relaxed);
+        self.ack_delayed.store(false, Ordering::Relaxed);
         // Completions are delivered before a shm ring shows the peer that its message was received.
         core.deliver(|| now);
-        if !core.fill_lanes(now) && !force {
-            return self.settle(core);
+        if !core.fill_shm(now) && !force {
+            return self.publish_and_unlock(core);
         }
-        self.tx.pass(
+        self.tx.run_or_delegate(
             core,
             |core, tx| self.fill_and_send(core, tx, mem::take(&mut force)),
-            |core| self.settle(core),
+            |core| self.publish_and_unlock(core),
             || {
                 let core = self.core.lock();
-                self.held.store(false, Ordering::Relaxed);
+                self.ack_delayed.store(false, Ordering::Relaxed);
                 core
             },
         );
@@ -487,14 +486,14 @@ impl Shared {
         let now = self.now();
         core.deliver(|| now);
         let filled = core.fill(now, &mut tx.batch);
-        let blocked = if let Some(mut acks) = self.beside(&tx.batch, force || filled.in_order) {
+        let blocked = if let Some(mut acks) = self.ack_sender(&tx.batch, force || filled.in_order) {
             mem::swap(&mut tx.batch, &mut acks.batch);
             drop(tx);
-            self.settle(core);
+            self.publish_and_unlock(core);
             self.send_acks(&mut acks, now);
             false
         } else {
-            self.settle(core);
+            self.publish_and_unlock(core);
             let blocked = self.send(&mut tx, now, force);
             drop(tx);
             blocked
@@ -504,15 +503,15 @@ impl Shared {
 
     /// The sending half for ACKs, if it is free and `batch` holds only ACKs that need not stay
     /// `in_order`.
-    fn beside(&self, batch: &TxBatch, by_turns: bool) -> Option<MutexGuard<'_, Tx>> {
-        if by_turns || !is_acks(batch) {
+    fn ack_sender(&self, batch: &TxBatch, in_order: bool) -> Option<MutexGuard<'_, Tx>> {
+        if in_order || !is_acks(batch) {
             return None;
         }
         self.acks.as_ref()?.try_lock()
     }
 
     fn send_acks(&self, acks: &mut Tx, now: Instant) {
-        self.quiet.store(0, Ordering::Relaxed);
+        self.udp_idle_polls.store(0, Ordering::Relaxed);
         if let Err(error) = acks.half.transmit(&mut acks.batch, now) {
             self.fail(&error);
         }
@@ -522,7 +521,7 @@ impl Shared {
 
     /// Ends a section under core: delivers, publishes the engine's deadline, unlocks, and wakes the
     /// progress thread if it sleeps past that deadline, and peers that have something to receive.
-    fn settle(&self, mut core: MutexGuard<'_, Core>) {
+    fn publish_and_unlock(&self, mut core: MutexGuard<'_, Core>) {
         core.deliver(|| self.now());
         let due = core.due().map_or(NEVER, |due| due.0);
         // A later deadline is not published: the drive at the earlier one finds nothing due and
@@ -530,11 +529,11 @@ impl Shared {
         if due < self.engine_due.load(Ordering::Relaxed) {
             self.engine_due.store(due, Ordering::SeqCst);
         }
-        let wake = core.ring();
-        let blocked = core.lanes.is_blocked();
-        let changed = self.lanes_blocked.load(Ordering::Relaxed) != blocked;
+        let wakeups = core.take_wakeups();
+        let blocked = core.rings.is_blocked();
+        let changed = self.shm_blocked.load(Ordering::Relaxed) != blocked;
         if changed {
-            self.lanes_blocked.store(blocked, Ordering::SeqCst);
+            self.shm_blocked.store(blocked, Ordering::SeqCst);
         }
         let channels = core.moderation_due().map_or(NEVER, |due| due.0);
         // Mostly `NEVER`; a load is cheaper than a SeqCst store, and only the holder of core
@@ -545,14 +544,14 @@ impl Shared {
         drop(core);
         // A credit wake-up may have arrived before the progress thread could know that a ring is
         // blocked.
-        let at_once = wake.own || changed && blocked;
+        let at_once = wakeups.own || changed && blocked;
         self.wake_for(if at_once { 0 } else { due.min(channels) });
-        wake.others.iter().for_each(|connection| connection.wake());
+        wakeups.peers.iter().for_each(|connection| connection.wake());
     }
 
     /// Delivers completions and events: after changes that send nothing.
     pub(crate) fn deliver(&self, core: MutexGuard<'_, Core>) {
-        self.settle(core);
+        self.publish_and_unlock(core);
     }
 
     /// Gives the batch to the link; whether the link is blocked.
@@ -560,7 +559,7 @@ impl Shared {
         if tx.batch.is_empty() && !force {
             return false;
         }
-        self.quiet.store(0, Ordering::Relaxed);
+        self.udp_idle_polls.store(0, Ordering::Relaxed);
         if let Err(error) = tx.half.transmit(&mut tx.batch, now) {
             tx.batch.clear();
             self.fail(&error);
@@ -575,7 +574,7 @@ impl Shared {
 
     /// Wakes the progress thread if it sleeps past `due`.
     fn wake_for(&self, due: u64) {
-        if self.doze.is_beyond(due) {
+        if self.sleep.sleeps_past(due) {
             self.waker.wake();
         }
     }
@@ -619,15 +618,15 @@ impl Shared {
     fn fail(&self, error: &dyn std::fmt::Display) {
         if !self.broken.swap(true, Ordering::Relaxed) {
             tracing::error!("the soft device's link failed: {error}");
-            self.tell_fatal();
+            self.report_fatal();
         }
     }
 
     /// Reports the loss of the device to every owner of a queue pair. Skipped where the caller
     /// holds core: there the timeouts report it.
-    pub(crate) fn tell_fatal(&self) {
+    pub(crate) fn report_fatal(&self) {
         if let Some(core) = self.core.try_lock() {
-            core.tell_fatal();
+            core.report_fatal();
         }
     }
 }

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_order_and_removed_ones_do_not() {
+    fn events_are_in_order_without_removed_ones() {
         let queue = EventQueue::new().unwrap();
         for event in [1, 2, 3, 4] {
             queue.push(event);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_readable_for_what_is_there_alone() {
+    fn the_descriptor_is_readable_only_while_events_are_queued() {
         let queue = EventQueue::new().unwrap();
         let readable = || {
             let mut fds = [PollFd::new(queue.as_fd(), PollFlags::POLLIN)];

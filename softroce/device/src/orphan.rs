@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 /// (set-user-ID, capabilities). `false` when `parent` was gone before that, or the kernel refused.
 ///
 /// May be called between fork and execve: it only makes two system calls.
-pub(crate) fn dies_with(parent: Pid) -> bool {
+pub(crate) fn set_parent_death_signal(parent: Pid) -> bool {
     // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory of the
     // process.
     let set = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, Signal::SIGKILL as libc::c_ulong) };
@@ -28,7 +28,7 @@ pub(crate) fn dies_with(parent: Pid) -> bool {
 pub fn kill_with_parent(command: &mut Command) {
     let parent = Pid::this();
     let set = move || {
-        if dies_with(parent) {
+        if set_parent_death_signal(parent) {
             Ok(())
         } else {
             Err(io::Error::from_raw_os_error(libc::ESRCH))

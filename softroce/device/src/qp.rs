@@ -10,7 +10,7 @@ use doorbell_roce_proto::{Instant, Qpn};
 use crate::capacity;
 use crate::cq::Cq;
 use crate::device::Device;
-use crate::drive::{FAR, Shared};
+use crate::drive::{COARSE_TIMEOUT, Shared};
 use crate::event::Owner;
 use crate::pd::Pd;
 use crate::srq::Srq;
@@ -146,11 +146,11 @@ impl Posting<'_> {
     /// When it is refused; nothing of it was queued.
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let (shared, now) = (self.shared, &mut self.now);
-        let since = |timeout| match timeout >= FAR {
+        let start = |timeout| match timeout >= COARSE_TIMEOUT {
             true => shared.about_now(),
             false => *now.get_or_insert_with(|| shared.now()),
         };
-        if self.core.send_short(since, self.qpn, request) {
+        if self.core.send_fast(start, self.qpn, request) {
             return Ok(());
         }
         let now = self.now();
@@ -162,10 +162,10 @@ impl Posting<'_> {
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn send_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
-        let Ok(lane) = self.core.route(&to.path, to.qpn) else {
+        let Ok(link) = self.core.route(&to.path, to.qpn) else {
             return Err(PostError::Invalid);
         };
-        let path = Path { lane, ..to.path };
+        let path = Path { lane: link, ..to.path };
         let to = Destination { path, ..*to };
         let now = self.now();
         self.core.endpoint.post_datagram(now, self.qpn, request, &to)
@@ -258,13 +258,13 @@ impl Qp {
         }
         let mut core = shared.core.lock();
         let modify = &Modify {
-            path: self.routed(modify, &mut core)?,
+            path: self.resolve_path(modify, &mut core)?,
             ..*modify
         };
         let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
         if result.is_ok() && modify.state == Some(State::Reset) {
             core.memory.release_windows_of(self.number);
-            core.forget_held(self.number);
+            core.drop_deferred(self.number);
         }
         shared.flush(core);
         if modify.state == Some(State::Reset) {
@@ -274,7 +274,7 @@ impl Qp {
     }
 
     /// The path to set, with the shm link to the peer if there is one.
-    fn routed(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
+    fn resolve_path(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
         let Some(path) = modify.path else {
             return Ok(None);
         };
@@ -284,7 +284,7 @@ impl Qp {
             return Ok(modify.path);
         };
         match core.route(&path, peer) {
-            Ok(lane) => Ok(Some(Path { lane, ..path })),
+            Ok(link) => Ok(Some(Path { lane: link, ..path })),
             Err(error) => {
                 tracing::warn!("{} cannot be connected: {error}", self.number);
                 Err(ModifyError::Value(PATH))

@@ -15,18 +15,21 @@ use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
 
-use self::copying::{gate_of, hold};
+use self::copying::{defer_packet, defer_ticket};
 use crate::capacity;
-use crate::cm::{Connections, Waiting};
+use crate::cm::{Connections, PendingRequests};
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::gpu::Copies;
-use crate::gpu::gate::{Gate, Held};
+use crate::gpu::deferred::{DeferQueue, Deferred};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Payload, Reach, Verdict, Wake, is_immediate, lane_of};
 use crate::link::{self, MAX_PACKET, TxBatch};
-use crate::local::{Kind, Received};
-use crate::memory::{Shares, Table};
+use crate::memory::{SharedBacking, Table};
+use crate::shm::{
+    Forwarded, OutgoingRings, PathError, RecordHeaders, RecordOutcome, ShmMemory, ShmPayload, Wakeups, is_immediate,
+    link_to,
+};
+use crate::shm_ring::{Kind, Received};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
@@ -36,7 +39,7 @@ pub(crate) struct Core {
     pub(crate) memory: Table,
     pub(crate) connections: Connections,
     /// Connection requests for services without a listener.
-    early: Waiting,
+    pending_requests: PendingRequests,
     cqs: Vec<Option<Arc<CqRing>>>,
     /// Completion queues whose moderated channels are to be notified, and when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
@@ -53,14 +56,14 @@ pub(crate) struct Core {
     /// The group's address with the UDP port of RoCEv2 devices, here and at all peers.
     address: SocketAddr,
     /// The outgoing rings of the shm links.
-    pub(crate) lanes: Outgoing,
+    pub(crate) rings: OutgoingRings,
     /// GPU memory copies in flight, and what is deferred until they are done.
     pub(crate) copies: Copies,
-    gate: Gate,
+    deferred: DeferQueue,
     /// Queue pairs whose datagrams have staged writes to GPU memory.
     writers: Vec<Qpn>,
     /// Links whose next record was deferred after its piggybacked ACK was handled.
-    left: Vec<LaneId>,
+    deferred_links: Vec<LaneId>,
     /// Scratch buffer: a packet for a shm ring, or a forwarded datagram.
     packet: Box<[u8]>,
 }
@@ -75,19 +78,19 @@ pub(crate) struct Filled {
 }
 
 /// Where a packet goes within the process group.
-enum Whose {
+enum Demux {
     Member(MemberId),
     /// A service without a listener, and the count of services when it was searched for.
-    Early((ServiceId, u64)),
+    NoListener((ServiceId, u64)),
     /// To no member: any process may handle and drop it.
-    Nobody,
+    Unknown,
 }
 
 /// Demultiplexes a packet to a member by its destination queue pair. Queue pair 1 is shared: there
 /// the management datagram names the member.
-fn whose(host: &Host, packet: &[u8]) -> Whose {
+fn demux(host: &Host, packet: &[u8]) -> Demux {
     let Some(qpn) = Bth::dest_qp_of(packet) else {
-        return Whose::Nobody;
+        return Demux::Unknown;
     };
     let owner = if qpn.get() > 1 {
         host.owner_of(qpn)
@@ -97,7 +100,7 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
                 // Read before the search: a service that is added meanwhile changes the count.
                 let added = host.services_added();
                 let Some(listener) = host.find_service(service.0) else {
-                    return Whose::Early((service, added));
+                    return Demux::NoListener((service, added));
                 };
                 Some(listener)
             }
@@ -105,7 +108,7 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
             None => None,
         }
     };
-    owner.map_or(Whose::Nobody, Whose::Member)
+    owner.map_or(Demux::Unknown, Demux::Member)
 }
 
 /// Gives the engine a datagram; its writes to GPU memory are staged until
@@ -117,10 +120,10 @@ fn handle_datagram(
     now: Instant,
     datagram: &Datagram<'_>,
 ) {
-    memory.put_by();
-    let before = memory.count_put();
+    memory.begin_write_behind();
+    let before = memory.staged_write_count();
     endpoint.handle_datagram(now, datagram, memory);
-    if memory.count_put() != before
+    if memory.staged_write_count() != before
         && let Some(qpn) = Bth::dest_qp_of(datagram.payload)
         && !writers.contains(&qpn)
     {
@@ -135,7 +138,7 @@ impl Core {
             endpoint,
             memory: Table::new(),
             connections,
-            early: Waiting::new(),
+            pending_requests: PendingRequests::new(),
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
@@ -144,11 +147,11 @@ impl Core {
             pds: 0,
             device_memory: 0,
             next_pd: 0,
-            lanes: Outgoing::new(Arc::clone(&host), address.ip()),
+            rings: OutgoingRings::new(Arc::clone(&host), address.ip()),
             copies: Copies::default(),
-            gate: Gate::default(),
+            deferred: DeferQueue::default(),
             writers: Vec::new(),
-            left: Vec::new(),
+            deferred_links: Vec::new(),
             packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
@@ -172,7 +175,7 @@ impl Core {
     }
 
     /// Allocates device memory, if that much is left.
-    pub(crate) fn take_device_memory(&mut self, len: usize) -> bool {
+    pub(crate) fn alloc_device_memory(&mut self, len: usize) -> bool {
         let left = capacity::DEVICE_MEMORY - self.device_memory;
         if len > left {
             return false;
@@ -181,7 +184,7 @@ impl Core {
         true
     }
 
-    pub(crate) fn return_device_memory(&mut self, len: usize) {
+    pub(crate) fn free_device_memory(&mut self, len: usize) {
         self.device_memory -= len;
     }
 
@@ -223,12 +226,12 @@ impl Core {
         self.endpoint.destroy_qp(qpn);
         self.memory.release_windows_of(qpn);
         self.qps.remove(&qpn);
-        self.gate.forget(qpn);
+        self.deferred.remove_qp(qpn);
     }
 
     /// Drops what is deferred for a queue pair that was reset.
-    pub(crate) fn forget_held(&mut self, qpn: Qpn) {
-        self.gate.forget(qpn);
+    pub(crate) fn drop_deferred(&mut self, qpn: Qpn) {
+        self.deferred.remove_qp(qpn);
     }
 
     pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
@@ -252,11 +255,17 @@ impl Core {
     /// Demultiplexes a datagram of the UDP link: to the engine, or to another process on this
     /// address.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
-        match whose(&self.host, datagram.bytes) {
-            Whose::Member(owner) if owner != self.host.me() => {
-                return self.lanes.forward(owner, &Forwarded::of(datagram), datagram.bytes);
+        match demux(&self.host, datagram.bytes) {
+            Demux::Member(owner) if owner != self.host.me() => {
+                return self.rings.forward(owner, &Forwarded::of(datagram), datagram.bytes);
             }
-            Whose::Early(wanted) if self.early.keep(now, wanted, Forwarded::of(datagram), datagram.bytes) => return,
+            Demux::NoListener(wanted)
+                if self
+                    .pending_requests
+                    .keep(now, wanted, Forwarded::of(datagram), datagram.bytes) =>
+            {
+                return;
+            }
             _ => {}
         }
         let datagram = Datagram {
@@ -274,7 +283,7 @@ impl Core {
     }
 
     /// Gives the engine a datagram that the UDP port holder forwarded.
-    fn receive_handed_on(&mut self, now: Instant, record: &Received<'_>) {
+    fn receive_forwarded(&mut self, now: Instant, record: &Received<'_>) {
         let Some(forwarded) = Forwarded::decode(record.header) else {
             return;
         };
@@ -285,8 +294,8 @@ impl Core {
             return;
         }
         // The listener may have ended meanwhile.
-        if let Whose::Early(wanted) = whose(&self.host, bytes)
-            && self.early.keep(now, wanted, forwarded, bytes)
+        if let Demux::NoListener(wanted) = demux(&self.host, bytes)
+            && self.pending_requests.keep(now, wanted, forwarded, bytes)
         {
             return;
         }
@@ -297,12 +306,12 @@ impl Core {
 
     /// Retries pending connection requests whose service may have a listener now, and rejects
     /// expired ones.
-    fn look_for_services(&mut self, now: Instant) {
+    fn retry_pending_requests(&mut self, now: Instant) {
         let added = self.host.services_added();
-        for request in self.early.take(now, added) {
+        for request in self.pending_requests.take(now, added) {
             match self.host.find_service(request.service.0) {
-                Some(owner) if owner != self.host.me() => self.lanes.forward(owner, &request.from, &request.packet),
-                None if request.until > now => self.early.put_back(request),
+                Some(owner) if owner != self.host.me() => self.rings.forward(owner, &request.from, &request.packet),
+                None if request.until > now => self.pending_requests.requeue(request),
                 // Accepted or rejected by this process.
                 _ => {
                     let datagram = request.from.datagram(self.address.ip(), &request.packet);
@@ -316,27 +325,29 @@ impl Core {
     pub(crate) fn receive_record(
         &mut self,
         mut now: impl FnMut() -> Instant,
-        lane: LaneId,
+        link: LaneId,
         record: &Received<'_>,
-    ) -> Verdict {
+    ) -> RecordOutcome {
         match record.kind {
             Kind::Packet => {
-                let headers = Joined::split(record.header);
-                let again = !self.left.is_empty() && self.left.contains(&lane);
-                if let Some(acknowledgement) = headers.acknowledgement.filter(|_| !again) {
-                    self.receive_packet(&mut now, lane, &acknowledgement, 0, record);
+                let headers = RecordHeaders::split(record.header);
+                let retried = !self.deferred_links.is_empty() && self.deferred_links.contains(&link);
+                if let Some(acknowledgement) = headers.piggybacked_ack.filter(|_| !retried) {
+                    self.receive_packet(&mut now, link, &acknowledgement, 0, record);
                 }
-                let verdict = self.receive_packet(now, lane, headers.packet, record.body.len(), record);
-                match (again, verdict) {
-                    (true, Verdict::Done | Verdict::Kept { .. }) => self.left.retain(|left| *left != lane),
-                    (false, Verdict::Left) => self.left.push(lane),
+                let verdict = self.receive_packet(now, link, headers.packet, record.body.len(), record);
+                match (retried, verdict) {
+                    (true, RecordOutcome::Consumed | RecordOutcome::Retained { .. }) => {
+                        self.deferred_links.retain(|deferred_link| *deferred_link != link)
+                    }
+                    (false, RecordOutcome::Deferred) => self.deferred_links.push(link),
                     _ => {}
                 }
                 verdict
             }
             Kind::Datagram => {
-                self.receive_handed_on(now(), record);
-                Verdict::Done
+                self.receive_forwarded(now(), record);
+                RecordOutcome::Consumed
             }
         }
     }
@@ -344,111 +355,119 @@ impl Core {
     fn receive_packet(
         &mut self,
         now: impl FnOnce() -> Instant,
-        lane: LaneId,
+        link: LaneId,
         headers: &[u8],
         len: usize,
         record: &Received<'_>,
-    ) -> Verdict {
+    ) -> RecordOutcome {
         let packet = LanePacket {
-            lane,
+            lane: link,
             address: self.address.ip(),
             headers,
             len,
         };
         let opcode = headers.first().copied().unwrap_or_default();
-        let behind =
-            !self.copies.is_idle() && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.of(qpn).is_some());
-        if behind && is_immediate(opcode) {
-            return Verdict::Left;
+        let copies_pending = !self.copies.is_idle()
+            && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.pending_ticket(qpn).is_some());
+        if copies_pending && is_immediate(opcode) {
+            return RecordOutcome::Deferred;
         }
-        let mut reach = Reach {
+        let mut memory = ShmMemory {
             table: &mut self.memory,
-            at: Payload {
+            payload: ShmPayload {
                 body: record.body,
                 copies: &mut self.copies,
-                lane,
+                link,
                 headers,
-                behind,
-                asked: false,
-                kept: false,
-                later: false,
+                copies_pending,
+                requested: false,
+                from_sender: false,
+                deferred: false,
             },
         };
-        if !self.endpoint.handle_short(&packet, &mut reach) && !reach.at.later {
-            self.endpoint.handle_lane(now, &packet, &mut reach);
-            if reach.at.later {
+        if !self.endpoint.handle_short(&packet, &mut memory) && !memory.payload.deferred {
+            self.endpoint.handle_lane(now, &packet, &mut memory);
+            if memory.payload.deferred {
                 self.endpoint.put_off();
             }
         }
-        let Payload { asked, kept, later, .. } = reach.at;
-        if later {
-            if asked {
+        let ShmPayload {
+            requested,
+            from_sender,
+            deferred,
+            ..
+        } = memory.payload;
+        if deferred {
+            if requested {
                 self.copies.undo();
             }
-            return Verdict::Left;
+            return RecordOutcome::Deferred;
         }
         if self.copies.is_idle() {
-            return Verdict::Done;
+            return RecordOutcome::Consumed;
         }
         let Some(qpn) = Bth::dest_qp_of(headers) else {
-            return Verdict::Done;
+            return RecordOutcome::Consumed;
         };
-        if self.copies.is_unsettled(qpn) {
-            self.memory.unsettle(qpn);
+        if self.copies.has_pending_response(qpn) {
+            self.memory.mark_reads_pending(qpn);
         }
-        if !kept {
-            return Verdict::Done;
+        if !from_sender {
+            return RecordOutcome::Consumed;
         }
-        Verdict::Kept {
+        RecordOutcome::Retained {
             ticket: self.copies.ticket(),
             qpn,
-            goes_on: Opcode::from_code(opcode).is_some_and(|opcode| !opcode.position().ends()),
+            more_follows: Opcode::from_code(opcode).is_some_and(|opcode| !opcode.position().ends()),
         }
     }
 
     /// Fast path: posts a send request and puts its packet on the shm ring, if it needs nothing
     /// else ([`Endpoint::post_short`]).
-    pub(crate) fn send_short(
+    pub(crate) fn send_fast(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         qpn: Qpn,
         request: &SendRequest<'_>,
     ) -> bool {
         // Completions and revocations come before new packets.
-        if self.endpoint.has_news() || self.memory.has_retracted() {
+        if self.endpoint.has_news() || self.memory.has_revoked() {
             return false;
         }
         let (memory, packet) = (&mut self.memory, &mut self.packet);
-        let Some(short) = self.endpoint.post_short(now, qpn, request, memory, packet) else {
+        let Some(fast) = self.endpoint.post_short(now, qpn, request, memory, packet) else {
             return false;
         };
-        let packet = &self.packet[..short.len];
-        self.lanes.send_short(qpn, &short, packet, &mut self.endpoint);
+        let packet = &self.packet[..fast.len];
+        self.rings.send_fast(qpn, &fast, packet, &mut self.endpoint);
         true
     }
 
-    pub(crate) fn sends_nothing(&self) -> bool {
+    pub(crate) fn has_nothing_to_send(&self) -> bool {
         !self.endpoint.has_more()
     }
 
     /// Whether nothing is to be sent, completed or revoked after packets of a shm ring.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.sends_nothing() && !self.endpoint.has_news() && !self.memory.has_retracted() && !self.lanes.is_touched()
+    pub(crate) fn is_idle(&self) -> bool {
+        self.has_nothing_to_send()
+            && !self.endpoint.has_news()
+            && !self.memory.has_revoked()
+            && !self.rings.is_touched()
     }
 
     /// Moves the engine's packets for shm links onto the rings. Whether it may have more, for UDP.
-    pub(crate) fn fill_lanes(&mut self, now: Instant) -> bool {
+    pub(crate) fn fill_shm(&mut self, now: Instant) -> bool {
         self.connections.exchange(now, &mut self.endpoint);
         while let Some(transmit) = self.endpoint.poll_lanes(now, &mut self.memory, &mut self.packet) {
             // `None` is for UDP.
-            if let Some(lane) = transmit.lane {
+            if let Some(link) = transmit.lane {
                 let packet = &self.packet[..transmit.len];
-                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
-                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
+                    defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
                     continue;
                 }
-                self.lanes
-                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+                self.rings
+                    .send(link, &transmit, packet, &mut self.memory, &mut self.endpoint);
             }
         }
         self.endpoint.has_more()
@@ -456,9 +475,9 @@ impl Core {
 
     /// Moves the engine's packets into `batch`, up to its capacity, or onto the shm rings.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
-        self.memory.read_ahead(true);
+        self.memory.set_read_ahead(true);
         let filled = self.fill_batch(now, batch);
-        self.memory.read_ahead(false);
+        self.memory.set_read_ahead(false);
         filled
     }
 
@@ -476,18 +495,18 @@ impl Core {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return filled;
             };
-            if let Some(lane) = transmit.lane {
+            if let Some(link) = transmit.lane {
                 let packet = &slot[..transmit.len];
-                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
-                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
+                    defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
                     continue;
                 }
-                self.lanes
-                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+                self.rings
+                    .send(link, &transmit, packet, &mut self.memory, &mut self.endpoint);
                 continue;
             }
             let port = match transmit.dst == self.address.ip() {
-                true => self.port_of(&slot),
+                true => self.udp_port_of(&slot),
                 false => self.address.port(),
             };
             slot.send(transmit.len, *before.insert(SocketAddr::new(transmit.dst, port)));
@@ -498,31 +517,31 @@ impl Core {
     }
 
     /// The UDP port for a packet to this address: that of the process that owns the queue pair.
-    fn port_of(&self, packet: &[u8]) -> u16 {
-        let port = match whose(&self.host, packet) {
-            Whose::Member(owner) => self.host.udp_port(owner),
+    fn udp_port_of(&self, packet: &[u8]) -> u16 {
+        let port = match demux(&self.host, packet) {
+            Demux::Member(owner) => self.host.udp_port(owner),
             _ => None,
         };
         port.unwrap_or(self.address.port())
     }
 
     /// Flushes the rings' delayed ACKs, and returns the threads to wake for what was sent.
-    pub(crate) fn ring(&mut self) -> Wake {
-        self.lanes.ring(&mut self.endpoint)
+    pub(crate) fn take_wakeups(&mut self) -> Wakeups {
+        self.rings.finish_batch(&mut self.endpoint)
     }
 
     /// Resumes rings that have space again.
-    pub(crate) fn unblock_lanes(&mut self) {
-        self.lanes.unblock(&mut self.endpoint);
+    pub(crate) fn unblock_rings(&mut self) {
+        self.rings.unblock(&mut self.endpoint);
     }
 
     /// A member is gone: what is sent to it is dropped from now on, and connections to it end,
     /// unless its slot has a new member.
-    pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
-        self.lanes.close(member, &mut self.endpoint);
-        self.copies.remove_imports(lane_of(member));
+    pub(crate) fn remove_member(&mut self, now: Instant, member: MemberId) {
+        self.rings.close(member, &mut self.endpoint);
+        self.copies.remove_imports(link_to(member));
         if self.host.member(member.slot()).is_none_or(|now| now == member) {
-            self.connections.forget_member(now, member.slot());
+            self.connections.remove_member(now, member.slot());
         }
     }
 
@@ -530,35 +549,35 @@ impl Core {
     ///
     /// # Errors
     /// When there is no permitted path.
-    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
-        self.lanes.route(path, peer)
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, PathError> {
+        self.rings.route(path, peer)
     }
 
     /// Revokes the references to a region's memory in records: what it holds from now on is part of
     /// no message. `backing` is the memory's, if the region loses it.
-    pub(crate) fn take_back_region(&mut self, key: u32, shares: Shares) {
-        self.take_back();
+    pub(crate) fn revoke_region_memory(&mut self, key: u32, shares: SharedBacking) {
+        self.revoke_withdrawn();
         self.revoke_region(key);
         shares
             .segment
             .into_iter()
-            .for_each(|segment| self.lanes.release(segment));
+            .for_each(|segment| self.rings.release(segment));
         let allocation = shares.allocation.into_iter();
-        allocation.for_each(|allocation| self.lanes.release_allocation(allocation));
+        allocation.for_each(|allocation| self.rings.release_allocation(allocation));
     }
 
     fn revoke_region(&mut self, key: u32) {
-        self.gate.withdraw_region(key);
-        self.lanes.revoke_region(key);
+        self.deferred.revoke_region(key);
+        self.rings.revoke_region(key);
     }
 
     /// Revokes what ended queue pairs and windows referred to.
-    fn take_back(&mut self) {
+    fn revoke_withdrawn(&mut self) {
         while let Some(qpn) = self.endpoint.poll_withdrawn() {
-            self.gate.withdraw(qpn);
-            self.lanes.revoke_qp(qpn);
+            self.deferred.revoke_qp(qpn);
+            self.rings.revoke_qp(qpn);
         }
-        while let Some(key) = self.memory.retracted() {
+        while let Some(key) = self.memory.poll_revoked() {
             self.revoke_region(key);
         }
     }
@@ -567,29 +586,29 @@ impl Core {
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
         self.connections.handle_timeout(now);
-        if self.early.due().is_some_and(|due| due <= now) {
-            self.look_for_services(now);
+        if self.pending_requests.due().is_some_and(|due| due <= now) {
+            self.retry_pending_requests(now);
         }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(crate) fn due(&self) -> Option<Instant> {
         // No iterator: that goes through memory, and this runs for each packet.
-        let sooner = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
+        let earlier = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
-        sooner(
-            sooner(self.endpoint.poll_timeout(), self.connections.due()),
-            self.early.due(),
+        earlier(
+            earlier(self.endpoint.poll_timeout(), self.connections.due()),
+            self.pending_requests.due(),
         )
     }
 
     /// Delivers the engine's completions to their queues, and its events to the owners of the
     /// objects. `now` is called where the time is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
-        if self.endpoint.has_news() || self.memory.has_retracted() {
-            self.deliver_news(&now);
+        if self.endpoint.has_news() || self.memory.has_revoked() {
+            self.deliver_events(&now);
         }
         self.connections.deliver(now);
     }
@@ -603,21 +622,21 @@ impl Core {
     }
 
     /// Delivers a completion, after the copies before it.
-    fn pass_on(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
-        match self.gate_of(completion.qpn) {
+    fn complete_in_order(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
+        match self.defer_ticket(completion.qpn) {
             Some(ticket) => {
                 let qpn = completion.qpn;
-                self.gate.hold(qpn, ticket, Held::Completion(cq, completion));
+                self.deferred.push(qpn, ticket, Deferred::Completion(cq, completion));
             }
             None => self.complete(cq, completion, now),
         }
     }
 
-    fn deliver_news(&mut self, now: impl Fn() -> Instant) {
+    fn deliver_events(&mut self, now: impl Fn() -> Instant) {
         // A completed buffer belongs to the application again.
-        self.take_back();
+        self.revoke_withdrawn();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            self.pass_on(cq, completion, &now);
+            self.complete_in_order(cq, completion, &now);
         }
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
@@ -641,12 +660,12 @@ impl Core {
     }
 
     /// Notifies the moderated channels that are due.
-    pub(crate) fn tell_moderated(&mut self, now: Instant) {
+    pub(crate) fn notify_moderated(&mut self, now: Instant) {
         self.moderated.retain_mut(|(due, ring)| {
             if *due > now {
                 return true;
             }
-            let again = ring.tell_if_due(now);
+            let again = ring.notify_if_due(now);
             *due = again.unwrap_or(*due);
             again.is_some()
         });
@@ -659,12 +678,12 @@ impl Core {
 
     /// Reports the loss of the device to listeners and to owners of queue pairs; once to each event
     /// queue.
-    pub(crate) fn tell_fatal(&self) {
-        let mut told = Vec::new();
+    pub(crate) fn report_fatal(&self) {
+        let mut notified = Vec::new();
         let owners = self.qps.values().map(|owner| &owner.queue);
         for queue in self.listeners.iter().chain(owners) {
-            if !told.contains(&Arc::as_ptr(queue)) {
-                told.push(Arc::as_ptr(queue));
+            if !notified.contains(&Arc::as_ptr(queue)) {
+                notified.push(Arc::as_ptr(queue));
                 queue.push(Event::DeviceFatal);
             }
         }

@@ -157,23 +157,23 @@ mod checked {
 /// For models: wakes a sleeping thread, as an eventfd does.
 #[cfg(all(test, doorbell_loom))]
 #[derive(Default)]
-pub(crate) struct Bell {
-    rung: loom::sync::Mutex<bool>,
-    ringing: loom::sync::Condvar,
+pub(crate) struct ModelEvent {
+    is_set: loom::sync::Mutex<bool>,
+    condvar: loom::sync::Condvar,
 }
 
 #[cfg(all(test, doorbell_loom))]
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *self.rung.lock().unwrap() = true;
-        self.ringing.notify_all();
+impl ModelEvent {
+    pub(crate) fn set(&self) {
+        *self.is_set.lock().unwrap() = true;
+        self.condvar.notify_all();
     }
 
     /// Sleeps until it is set. Loom reports a thread that does so for ever.
     pub(crate) fn wait(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        while !std::mem::take(&mut *rung) {
-            rung = self.ringing.wait(rung).unwrap();
+        let mut is_set = self.is_set.lock().unwrap();
+        while !std::mem::take(&mut *is_set) {
+            is_set = self.condvar.wait(is_set).unwrap();
         }
     }
 }

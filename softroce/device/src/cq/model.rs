@@ -39,7 +39,7 @@ fn completion() -> Completion {
 }
 
 #[test]
-fn a_completion_is_found_after_arming_or_told_of() {
+fn a_completion_is_polled_after_arming_or_notified() {
     loom::model(|| {
         let (ring, channel) = queue();
         let pushing = thread::spawn({

@@ -24,7 +24,7 @@ pub(super) struct Claim {
 }
 
 /// The claims of this process, shared by all its copies.
-static HELD: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
+static BATCH_DELAY: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
 
 /// Claims a GPU for this process; `None` where another one has it, or claiming fails.
 pub(super) fn claim(device: Device) -> Option<Arc<Claim>> {
@@ -32,7 +32,7 @@ pub(super) fn claim(device: Device) -> Option<Arc<Claim>> {
 }
 
 fn claim_of(uuid: Uuid) -> Option<Arc<Claim>> {
-    let mut held = HELD.lock();
+    let mut held = BATCH_DELAY.lock();
     if let Some(claim) = held
         .iter()
         .find_map(|(known, claim)| claim.upgrade().filter(|_| *known == uuid))
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_one_process_s() {
+    fn a_gpu_is_claimed_by_one_process() {
         // A UUID of no real GPU.
         let mut bytes = [0x5a; 16];
         bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());

@@ -11,10 +11,10 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
-use super::ahead::Put;
-use super::copies::Move;
-use super::short::{Block, Short, Shorts, make_short};
-use super::{Found, Handle, RING};
+use super::copies::CopyOp;
+use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
+use super::udp_staging::StagedWrite;
+use super::{Handle, Located, RING};
 
 /// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub(crate) enum NoMemory {
 }
 
 /// Why copies fail.
-pub(crate) type Trouble = Error;
+pub(crate) type CopyError = Error;
 
 /// GPU memory: an allocation of this process, or an imported one. Clones share it.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ pub(crate) fn is_possible() -> bool {
 ///
 /// # Errors
 /// When the memory cannot be used.
-pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
+pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
     let driver = Driver::load()?;
     let address = DevicePtr(addr);
     let located = driver.locate(address).or_else(|_| {
@@ -96,7 +96,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
     });
     let ordinal = match located? {
         None => return Err(NoMemory::Unknown),
-        Some((MemoryType::Host, _)) => return Ok(Found::Host),
+        Some((MemoryType::Host, _)) => return Ok(Located::Host),
         Some((MemoryType::Managed, _)) => return Err(NoMemory::Managed),
         Some((MemoryType::Device, ordinal)) => ordinal,
     };
@@ -117,7 +117,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
         whole: around.is_some(),
         is_mapped: info.is_mapped,
     };
-    Ok(Found::Device(memory, (addr - base.0) as usize))
+    Ok(Located::Device(memory, (addr - base.0) as usize))
 }
 
 impl Memory {
@@ -166,7 +166,7 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors; `None` where it is no whole allocation.
-    pub(crate) fn share(&self) -> Result<Option<Handle>, Trouble> {
+    pub(crate) fn share(&self) -> Result<Option<Handle>, CopyError> {
         match &self.kind {
             Kind::Ours(memory) if self.whole && self.is_mapped => Ok(Some(Handle::Descriptor(memory.export_fd()?.0))),
             Kind::Ours(memory) if self.whole => Ok(Some(Handle::Ipc(memory.ipc_handle()?.0.0))),
@@ -179,7 +179,7 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors; `Ok(None)` where no GPU memory was registered here.
-    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, Trouble> {
+    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, CopyError> {
         let used = USED.lock().clone();
         let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
         let Some(context) = used.iter().find(wanted) else {
@@ -215,10 +215,10 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), CopyError> {
         self.staged(len, |stage, at, part| {
             let source = self.span(offset + at, part)?;
-            copy_at_once(&stage.stream, &mut stage.short, stage.pinned.span(..part)?, source)?;
+            copy_at_once(&stage.stream, &mut stage.small, stage.pinned.span(..part)?, source)?;
             // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by
             // contract, and is none of them.
             unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
@@ -233,12 +233,12 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), CopyError> {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
             let into = self.span(offset + at, part)?;
-            copy_at_once(&stage.stream, &mut stage.short, into, stage.pinned.span(..part)?)
+            copy_at_once(&stage.stream, &mut stage.small, into, stage.pinned.span(..part)?)
         })
     }
 
@@ -257,14 +257,14 @@ impl Memory {
 }
 
 /// A synchronous copy: a small one by kernel, any other by copy engine.
-fn copy_at_once(stream: &Stream, short: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
-    if let Some(Block { copies: short, .. }) = short
+fn copy_at_once(stream: &Stream, small: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    if let Some(Block { copies: small, .. }) = small
         && SmallCopies::takes(into, from)
-        && short.is_free()?
+        && small.is_free()?
         // SAFETY: one is pinned and the other of the same context; the caller keeps both until this
         // returns, and has no slice of them.
-        && let Some(number) = unsafe { short.copy(into, SmallSource::Memory(from))? }
-        && short.wait(number)?
+        && let Some(number) = unsafe { small.copy(into, SmallSource::Memory(from))? }
+        && small.wait(number)?
     {
         return Ok(());
     }
@@ -279,25 +279,25 @@ const STAGE: usize = 256 << 10;
 struct Stage {
     stream: Stream,
     pinned: HostMemory,
-    short: Option<Block>,
+    small: Option<Block>,
 }
 
 impl Stage {
     /// The stage of a device, created on first use.
     fn of<'a>(stages: &'a mut Vec<Self>, memory: &Memory) -> Result<&'a mut Self, Error> {
         let context = &memory.context;
-        let place = match stages.iter().position(|stage| stage.stream.context() == context) {
-            Some(place) => place,
+        let index = match stages.iter().position(|stage| stage.stream.context() == context) {
+            Some(index) => index,
             None => {
                 stages.push(Self {
                     stream: Stream::new(context)?,
                     pinned: HostMemory::alloc(context, STAGE)?,
-                    short: make_short(memory).1,
+                    small: start_small_copies(memory).1,
                 });
                 stages.len() - 1
             }
         };
-        Ok(&mut stages[place])
+        Ok(&mut stages[index])
     }
 }
 
@@ -317,7 +317,7 @@ impl Pinned {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, Trouble> {
+    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, CopyError> {
         HostMemory::alloc(&memory.context, len).map(Self)
     }
 
@@ -330,24 +330,24 @@ impl Pinned {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), Trouble> {
+    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), CopyError> {
         let mut stages = STAGES.lock();
-        let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
-        copy_at_once(stream, short, self.0.span(..len)?, memory.span(offset, len)?)
+        let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
+        copy_at_once(stream, small, self.0.span(..len)?, memory.span(offset, len)?)
     }
 
     /// Copies pieces of it to GPU memory synchronously, in order for each device.
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn store(&self, pieces: &[Put]) -> Result<(), Trouble> {
-        if let [Put { memory, start, at, len }] = pieces {
+    pub(crate) fn store(&self, pieces: &[StagedWrite]) -> Result<(), CopyError> {
+        if let [StagedWrite { memory, start, at, len }] = pieces {
             let mut stages = STAGES.lock();
-            let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
-            return copy_at_once(stream, short, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
+            let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
+            return copy_at_once(stream, small, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
         }
         let mut used: Vec<Stream> = Vec::new();
-        for Put { memory, start, at, len } in pieces {
+        for StagedWrite { memory, start, at, len } in pieces {
             let stream = stream_of(memory)?;
             stream.copy(memory.span(*start, *len)?, self.0.span(*at..at + len)?)?;
             if !used.iter().any(|other| other.context() == stream.context()) {
@@ -371,7 +371,7 @@ impl Pin {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, Trouble> {
+    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, CopyError> {
         let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
             return Err(Error::Empty);
         };
@@ -406,13 +406,13 @@ pub(crate) enum Mark {
     /// An event behind them.
     Event(Event),
     /// The last small copy of a device, by the device's index and the copy's number.
-    Short(usize, u64),
+    Small(usize, u64),
 }
 
 impl Mark {
     /// Whether it is of the small copies of this device index.
-    pub(crate) fn is_short(&self, of: usize) -> bool {
-        matches!(self, Self::Short(place, _) if *place == of)
+    pub(crate) fn is_small(&self, of: usize) -> bool {
+        matches!(self, Self::Small(index, _) if *index == of)
     }
 }
 
@@ -420,15 +420,15 @@ impl Mark {
 /// memory.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
-    streams: Vec<Lane>,
+    streams: Vec<CopyStream>,
     /// Events for reuse.
     spare: Vec<Event>,
     ring: Option<HostMemory>,
-    short: Shorts,
+    small: SmallCopyDevices,
 }
 
 #[derive(Debug)]
-struct Lane {
+struct CopyStream {
     stream: Stream,
     /// Copies were queued since the last mark.
     touched: bool,
@@ -437,25 +437,25 @@ struct Lane {
 impl Engine {
     fn stream(&mut self, memory: &Memory) -> Result<&Stream, Error> {
         let context = &memory.context;
-        let place = self.streams.iter().position(|lane| lane.stream.context() == context);
-        let place = match place {
-            Some(place) => place,
+        let index = self.streams.iter().position(|entry| entry.stream.context() == context);
+        let index = match index {
+            Some(index) => index,
             None => {
                 let stream = Stream::new(context)?;
-                self.streams.push(Lane { stream, touched: false });
+                self.streams.push(CopyStream { stream, touched: false });
                 self.streams.len() - 1
             }
         };
-        let lane = &mut self.streams[place];
-        lane.touched = true;
-        Ok(&lane.stream)
+        let entry = &mut self.streams[index];
+        entry.touched = true;
+        Ok(&entry.stream)
     }
 
     /// The ring of pinned memory, allocated on first use through the memory's device.
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, Trouble> {
+    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, CopyError> {
         let ring = match &mut self.ring {
             Some(ring) => ring,
             none => none.insert(HostMemory::alloc(&memory.context, RING)?),
@@ -469,18 +469,18 @@ impl Engine {
     }
 
     /// Whether it is decided how small copies of the memory's device are done.
-    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
-        self.short.has(memory)
+    pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
+        self.small.has(memory)
     }
 
     /// Decides how small copies of a device are done.
-    pub(crate) fn add_short(&mut self, short: Short) {
-        self.short.add(short);
+    pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
+        self.small.add(small);
     }
 
     /// Whether all of the copies are small, and not too many.
-    pub(crate) fn are_short(&self, moves: &[Move]) -> bool {
-        self.short.take(moves, self.ring.as_ref())
+    pub(crate) fn are_small(&self, moves: &[CopyOp]) -> bool {
+        self.small.take(moves, self.ring.as_ref())
     }
 
     /// Starts copies that [are small](Self::are_small). The memory is to be kept until they are
@@ -488,21 +488,21 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
-        self.short.copy(moves, self.ring.as_ref(), marks)
+    pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), CopyError> {
+        self.small.copy(moves, self.ring.as_ref(), marks)
     }
 
     /// Cancels small copies whose kernel has not run for long. Returns the device index, if they
     /// were cancelled: copy engines must do them.
-    pub(crate) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
-        self.short.take_back(marks)
+    pub(crate) fn cancel(&mut self, marks: &[Mark]) -> Option<usize> {
+        self.small.cancel(marks)
     }
 
     /// Starts a copy within GPU memory.
     ///
     /// # Errors
     /// Driver errors, also for ranges outside the memory.
-    pub(crate) fn copy(&mut self, into: (&Memory, usize), from: (&Memory, usize), len: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy(&mut self, into: (&Memory, usize), from: (&Memory, usize), len: usize) -> Result<(), CopyError> {
         if into.0.is(from.0) && into.1 == from.1 {
             return Ok(());
         }
@@ -519,7 +519,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), CopyError> {
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
@@ -527,7 +527,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), CopyError> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 
@@ -540,7 +540,7 @@ impl Engine {
         from: (&Memory, usize),
         (pin, at): (&Pin, usize),
         len: usize,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CopyError> {
         let (to, source) = (pin.0.span(at..at.saturating_add(len))?, from.0.span(from.1, len)?);
         self.stream(from.0)?.copy(to, source)
     }
@@ -562,16 +562,16 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), Trouble> {
-        for lane in self.streams.iter_mut().filter(|lane| lane.touched) {
-            lane.touched = false;
-            let context = lane.stream.context();
+    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), CopyError> {
+        for entry in self.streams.iter_mut().filter(|entry| entry.touched) {
+            entry.touched = false;
+            let context = entry.stream.context();
             let spare = self.spare.iter().position(|event| event.context() == context);
             let event = match spare {
-                Some(place) => self.spare.swap_remove(place),
+                Some(index) => self.spare.swap_remove(index),
                 None => Event::new(context)?,
             };
-            lane.stream.record(&event)?;
+            entry.stream.record(&event)?;
             marks.push(Mark::Event(event));
         }
         Ok(())
@@ -581,10 +581,10 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors: the copies failed, or their state is unknown.
-    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, Trouble> {
+    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, CopyError> {
         match mark {
             Mark::Event(event) => event.is_done(),
-            Mark::Short(place, number) => self.short.is_done(*place, *number),
+            Mark::Small(index, number) => self.small.is_done(*index, *number),
         }
     }
 

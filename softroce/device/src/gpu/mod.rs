@@ -16,12 +16,12 @@
 //! [`cuda`](self) wraps CUDA; the rest of the crate only knows of memory that the CPU cannot
 //! access.
 
-mod ahead;
 #[cfg(feature = "cuda")]
 mod claim;
 mod copies;
-pub(crate) mod gate;
+pub(crate) mod deferred;
 mod pins;
+mod udp_staging;
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -29,7 +29,7 @@ mod cuda;
 #[path = "none.rs"]
 mod cuda;
 #[cfg(feature = "cuda")]
-mod short;
+mod small;
 
 use std::fs::File;
 use std::io;
@@ -40,17 +40,17 @@ use std::sync::{Arc, Weak};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use parking_lot::Mutex;
 
-use crate::local::segment::{self, SegmentId};
+use crate::shm_ring::segment::{self, SegmentId};
 
-pub(crate) use ahead::Ahead;
-pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
+pub(crate) use copies::{Copies, CopyOwner, CopyRequest, StagedCopy, Target};
 use cuda::NoMemory;
 pub(crate) use cuda::{Memory, is_possible};
 #[cfg(not(feature = "cuda"))]
-pub(crate) use cuda::{Short, make_short};
+pub(crate) use cuda::{SmallCopyDevice, start_small_copies};
 pub(crate) use pins::Bounds;
 #[cfg(feature = "cuda")]
-pub(crate) use short::{Short, make_short};
+pub(crate) use small::{SmallCopyDevice, start_small_copies};
+pub(crate) use udp_staging::UdpStaging;
 
 /// Bytes of the pinned ring through which payloads go between host and GPU.
 const RING: usize = 16 << 20;
@@ -129,7 +129,7 @@ impl Allocation {
 /// A range that the CPU cannot access, as CUDA resolves it.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is found then"))]
-pub(crate) enum Found {
+pub(crate) enum Located {
     /// Host memory that CUDA has pinned or mapped.
     Host,
     /// GPU memory, and the range's offset in it.
@@ -137,7 +137,7 @@ pub(crate) enum Found {
 }
 
 /// The allocations with registered memory.
-static KNOWN: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
+static ALLOCATIONS: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
 
 /// GPU memory from an offset of an allocation on.
 #[derive(Clone, Debug)]
@@ -149,14 +149,14 @@ pub(crate) struct Range {
 
 /// The kind of memory of a range that the CPU cannot access.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     Host,
     Device(Range),
 }
 
 /// Resolves a range that the CPU cannot access; failures are traced.
-pub(crate) fn find(addr: u64, len: usize) -> Option<Place> {
-    match look_up(addr, len) {
+pub(crate) fn find(addr: u64, len: usize) -> Option<MemoryKind> {
+    match resolve(addr, len) {
         Ok(place) => Some(place),
         Err(reason) => {
             tracing::debug!("{len} bytes at {addr:#x} cannot be registered: {reason}");
@@ -165,19 +165,19 @@ pub(crate) fn find(addr: u64, len: usize) -> Option<Place> {
     }
 }
 
-fn look_up(addr: u64, len: usize) -> Result<Place, NoMemory> {
+fn resolve(addr: u64, len: usize) -> Result<MemoryKind, NoMemory> {
     match cuda::find(addr, len)? {
-        Found::Host => Ok(Place::Host),
-        Found::Device(memory, offset) => Ok(Place::Device(Range {
-            allocation: known(memory),
+        Located::Host => Ok(MemoryKind::Host),
+        Located::Device(memory, offset) => Ok(MemoryKind::Device(Range {
+            allocation: shared_entry(memory),
             offset,
         })),
     }
 }
 
 /// The shared entry of an allocation.
-fn known(memory: Memory) -> Arc<Allocation> {
-    let mut known = KNOWN.lock();
+fn shared_entry(memory: Memory) -> Arc<Allocation> {
+    let mut known = ALLOCATIONS.lock();
     known.retain(|allocation| allocation.strong_count() != 0);
     let found = known
         .iter()
@@ -201,8 +201,8 @@ fn known(memory: Memory) -> Arc<Allocation> {
 }
 
 /// A local allocation by its number, when the peer is in the same process.
-pub(crate) fn own(id: SegmentId) -> Option<Memory> {
-    let known = KNOWN.lock();
+pub(crate) fn local_allocation(id: SegmentId) -> Option<Memory> {
+    let known = ALLOCATIONS.lock();
     let found = known.iter().filter_map(Weak::upgrade).find(|found| found.id == id);
     found.map(|allocation| allocation.memory.clone())
 }
@@ -233,7 +233,7 @@ impl Range {
 }
 
 /// Traces why a copy failed.
-fn failed(error: &cuda::Trouble) -> Failed {
+fn failed(error: &cuda::CopyError) -> Failed {
     tracing::error!("a copy of a GPU's memory failed: {error}");
     Failed
 }

@@ -4,9 +4,9 @@
 use std::convert::Infallible;
 use std::ptr::NonNull;
 
-use super::ahead::Put;
-use super::copies::Move;
-use super::{Found, Handle};
+use super::copies::CopyOp;
+use super::udp_staging::StagedWrite;
+use super::{Handle, Located};
 
 /// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ use super::{Found, Handle};
 pub(crate) struct NoMemory;
 
 /// Why copies fail.
-pub(crate) type Trouble = Infallible;
+pub(crate) type CopyError = Infallible;
 
 /// GPU memory, of which there is none.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Mark;
 pub(crate) struct Pinned;
 
 impl Pinned {
-    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, Trouble> {
+    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, CopyError> {
         Ok(Self)
     }
 
@@ -35,11 +35,11 @@ impl Pinned {
         NonNull::dangling().as_ptr()
     }
 
-    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn store(&self, _: &[Put]) -> Result<(), Trouble> {
+    pub(crate) fn store(&self, _: &[StagedWrite]) -> Result<(), CopyError> {
         Ok(())
     }
 }
@@ -50,7 +50,7 @@ pub(crate) struct Pin;
 impl Pin {
     /// # Safety
     /// Nothing is done.
-    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, Trouble> {
+    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, CopyError> {
         Ok(Self)
     }
 
@@ -70,16 +70,16 @@ impl Pin {
 }
 
 impl Mark {
-    pub(crate) fn is_short(&self, _: usize) -> bool {
+    pub(crate) fn is_small(&self, _: usize) -> bool {
         false
     }
 }
 
 /// How small copies of a device are done.
-pub(crate) struct Short;
+pub(crate) struct SmallCopyDevice;
 
-pub(crate) fn make_short(_: &Memory) -> Short {
-    Short
+pub(crate) fn start_small_copies(_: &Memory) -> SmallCopyDevice {
+    SmallCopyDevice
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ pub(crate) fn is_possible() -> bool {
     false
 }
 
-pub(crate) fn find(_: u64, _: usize) -> Result<Found, NoMemory> {
+pub(crate) fn find(_: u64, _: usize) -> Result<Located, NoMemory> {
     Err(NoMemory)
 }
 
@@ -110,29 +110,29 @@ impl Memory {
         0
     }
 
-    pub(crate) fn share(&self) -> Result<Option<Handle>, Trouble> {
+    pub(crate) fn share(&self) -> Result<Option<Handle>, CopyError> {
         Ok(None)
     }
 
-    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, Trouble> {
+    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, CopyError> {
         Ok(None)
     }
 
     /// # Safety
     /// Nothing is read.
-    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 
     /// # Safety
     /// Nothing is written.
-    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 }
 
 impl Engine {
-    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, Trouble> {
+    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, CopyError> {
         Ok(NonNull::dangling())
     }
 
@@ -140,45 +140,45 @@ impl Engine {
         None
     }
 
-    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), Trouble> {
+    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn has_short(&self, _: &Memory) -> bool {
+    pub(crate) fn has_small_copies(&self, _: &Memory) -> bool {
         true
     }
 
-    pub(crate) fn add_short(&mut self, _: Short) {}
+    pub(crate) fn add_small_copies(&mut self, _: SmallCopyDevice) {}
 
-    pub(crate) fn are_short(&self, _: &[Move]) -> bool {
+    pub(crate) fn are_small(&self, _: &[CopyOp]) -> bool {
         false
     }
 
-    pub(crate) fn copy_short(&mut self, _: &[Move], _: &mut Vec<Mark>) -> Result<(), Trouble> {
+    pub(crate) fn copy_small(&mut self, _: &[CopyOp], _: &mut Vec<Mark>) -> Result<(), CopyError> {
         Ok(())
     }
 
-    pub(crate) fn take_back(&mut self, _: &[Mark]) -> Option<usize> {
+    pub(crate) fn cancel(&mut self, _: &[Mark]) -> Option<usize> {
         None
     }
 
-    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, Trouble> {
+    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, CopyError> {
         Ok(true)
     }
 

@@ -19,7 +19,7 @@ use super::cuda::Pin;
 /// Size and alignment of pieces. Pinning one takes 1.6 ms.
 const PIECE: usize = 16 << 20;
 /// Shorter copies go through the ring.
-const SHORTEST: usize = 64 << 10;
+const MIN_COPY: usize = 64 << 10;
 /// Whole pages are pinned.
 const PAGE: usize = 4096;
 
@@ -35,7 +35,7 @@ pub(crate) struct Bounds {
 pub(super) struct Pins {
     pieces: HashMap<u32, HashMap<usize, Piece>>,
     /// The piece being pinned.
-    asked: Option<(u32, usize)>,
+    pinning: Option<(u32, usize)>,
 }
 
 #[derive(Debug)]
@@ -43,21 +43,21 @@ enum Piece {
     /// So many bytes were copied to it by the CPU.
     Used(usize),
     /// A thread is pinning it.
-    Asked(JoinHandle<Option<Pin>>),
+    Pinning(JoinHandle<Option<Pin>>),
     Pinned(Pin),
     Refused,
 }
 
 /// The pins of a region that is deregistered.
 #[derive(Debug)]
-pub(crate) struct Taken(Vec<Piece>);
+pub(crate) struct ReleasedPins(Vec<Piece>);
 
-impl Taken {
+impl ReleasedPins {
     /// Unpins it all, after the copies that use it. Waits for a piece that is being pinned.
     pub(crate) fn release(self) {
         for piece in self.0 {
             match piece {
-                Piece::Asked(thread) => thread.join().ok().flatten().into_iter().for_each(Pin::release),
+                Piece::Pinning(thread) => thread.join().ok().flatten().into_iter().for_each(Pin::release),
                 Piece::Pinned(pin) => pin.release(),
                 Piece::Used(_) | Piece::Refused => {}
             }
@@ -83,7 +83,7 @@ fn pin(device: &Memory, first: usize, size: usize) -> Piece {
     thread::Builder::new()
         .name(name)
         .spawn(work)
-        .map_or(Piece::Refused, Piece::Asked)
+        .map_or(Piece::Refused, Piece::Pinning)
 }
 
 /// The whole pages of a region in the piece at `piece`.
@@ -105,21 +105,21 @@ impl Pins {
         len: usize,
         bounds: Bounds,
     ) -> Option<(Pin, usize)> {
-        let place = to / PIECE * PIECE;
-        if len < SHORTEST || to + len > place + PIECE {
+        let start = to / PIECE * PIECE;
+        if len < MIN_COPY || to + len > start + PIECE {
             return None;
         }
-        self.look();
+        self.poll_pinning();
         let pieces = self.pieces.entry(key).or_default();
-        let piece = pieces.entry(place).or_insert(Piece::Used(0));
+        let piece = pieces.entry(start).or_insert(Piece::Used(0));
         match piece {
             Piece::Used(bytes) => {
                 *bytes += len;
-                match pages(place, bounds) {
+                match pages(start, bounds) {
                     None => *piece = Piece::Refused,
-                    Some((first, size)) if *bytes >= size && self.asked.is_none() => {
+                    Some((first, size)) if *bytes >= size && self.pinning.is_none() => {
                         *piece = pin(device, first, size);
-                        self.asked = Some((key, place));
+                        self.pinning = Some((key, start));
                     }
                     Some(_) => {}
                 }
@@ -129,18 +129,18 @@ impl Pins {
                 let at = to.checked_sub(pin.start())?;
                 (at + len <= pin.len()).then(|| (pin.clone(), at))
             }
-            Piece::Asked(_) | Piece::Refused => None,
+            Piece::Pinning(_) | Piece::Refused => None,
         }
     }
 
     /// Polls the pinning thread.
-    fn look(&mut self) {
-        let Some((key, place)) = self.asked else { return };
-        let piece = self.pieces.get_mut(&key).and_then(|pieces| pieces.get_mut(&place));
-        let Some(piece @ Piece::Asked(_)) = piece else { return };
+    fn poll_pinning(&mut self) {
+        let Some((key, start)) = self.pinning else { return };
+        let piece = self.pieces.get_mut(&key).and_then(|pieces| pieces.get_mut(&start));
+        let Some(piece @ Piece::Pinning(_)) = piece else { return };
         match mem::replace(piece, Piece::Refused) {
-            Piece::Asked(thread) if thread.is_finished() => {
-                self.asked = None;
+            Piece::Pinning(thread) if thread.is_finished() => {
+                self.pinning = None;
                 if let Ok(Some(pin)) = thread.join() {
                     *piece = Piece::Pinned(pin);
                 }
@@ -150,9 +150,9 @@ impl Pins {
     }
 
     /// Removes the pins of a region, to be released.
-    pub(super) fn take(&mut self, key: u32) -> Taken {
-        self.asked.take_if(|(of, _)| *of == key);
-        Taken(self.pieces.remove(&key).unwrap_or_default().into_values().collect())
+    pub(super) fn remove_region(&mut self, key: u32) -> ReleasedPins {
+        self.pinning.take_if(|(of, _)| *of == key);
+        ReleasedPins(self.pieces.remove(&key).unwrap_or_default().into_values().collect())
     }
 }
 

@@ -24,7 +24,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Identifies this process among its forks: equal to an earlier value only without a fork in
 /// between.
-pub(crate) fn line() -> u32 {
+pub(crate) fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
@@ -92,20 +92,20 @@ extern "C" fn in_child() {
 
 /// An owner of a descriptor that fork(2) children do not keep.
 #[derive(Debug)]
-pub struct Unforked<T> {
+pub struct CloseOnFork<T> {
     // First, as the mark must go before the number may be another's.
     _mark: Mark,
     inner: T,
 }
 
-impl<T: AsFd> From<T> for Unforked<T> {
+impl<T: AsFd> From<T> for CloseOnFork<T> {
     fn from(inner: T) -> Self {
         let _mark = Mark::new(inner.as_fd());
         Self { _mark, inner }
     }
 }
 
-impl<T> Deref for Unforked<T> {
+impl<T> Deref for CloseOnFork<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -113,7 +113,7 @@ impl<T> Deref for Unforked<T> {
     }
 }
 
-impl<T: AsFd> AsFd for Unforked<T> {
+impl<T: AsFd> AsFd for CloseOnFork<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }

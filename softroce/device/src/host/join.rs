@@ -14,24 +14,24 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
 
-use super::door::{Door, Shut};
-use super::fork::{self, Unforked};
-use super::names::Names;
-use super::peers::{self, Peers, Record};
+use super::fork::{self, CloseOnFork};
+use super::named_lock::{LockError, NamedLock};
+use super::names::GroupNames;
+use super::peers::{self, ControlRecord, Peers};
 use super::registry::{Registry, SLOTS};
 use super::{Flags, Host, socket};
 use crate::sync::Mutex;
 
 /// The longest that joining waits for any one holder of the lock, and then for a reply.
-pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long, and how many of the lowest slots, are queried before the lock: mostly one member is
 /// there.
-const BEFORE: Duration = Duration::from_millis(200);
-const LOWEST: u16 = 16;
+const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
+const QUERY_SLOTS: u16 = 16;
 
 /// How long one member has to reply before the next is queried as well.
-const HEAD_START: Duration = Duration::from_millis(20);
+const QUERY_STAGGER: Duration = Duration::from_millis(20);
 
 /// Why a process cannot join a group.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum JoinError {
     #[error(
         "{address} is in use by soft devices of processes that do not answer ({who}): have them go on, or end them, or choose another address"
     )]
-    Silent {
+    Unresponsive {
         /// The address.
         address: SocketAddr,
         /// The process, if known.
@@ -92,27 +92,29 @@ pub(super) fn join(
     address: SocketAddr,
     flags: Flags,
     patience: Duration,
-) -> Result<(Host, Unforked<UdpSocket>), JoinError> {
-    let names = Names::new(address);
+) -> Result<(Host, CloseOnFork<UdpSocket>), JoinError> {
+    let names = GroupNames::new(address);
     let failed = |source| JoinError::Io { address, source };
-    let met = find(&names, LOWEST, Instant::now() + BEFORE).ok().flatten();
-    let _door = Door::enter(&names.door(), PATIENCE).map_err(|shut| match shut {
-        Shut::Busy => JoinError::Silent {
+    let introduction = query_registry(&names, QUERY_SLOTS, Instant::now() + QUERY_TIMEOUT)
+        .ok()
+        .flatten();
+    let _lock = NamedLock::acquire(&names.join_lock(), JOIN_TIMEOUT).map_err(|error| match error {
+        LockError::Busy => JoinError::Unresponsive {
             address,
             who: "one is about to join".to_owned(),
         },
-        Shut::OtherUser(uid) => JoinError::OtherUser { address, uid },
-        Shut::Io(source) => failed(source),
+        LockError::OtherUser(uid) => JoinError::OtherUser { address, uid },
+        LockError::Io(source) => failed(source),
     })?;
-    let met = match met.filter(|met| met.is_there(&names)) {
-        None => find(&names, SLOTS as u16, Instant::now() + PATIENCE)?,
-        met => met,
+    let introduction = match introduction.filter(|introduction| introduction.is_alive(&names)) {
+        None => query_registry(&names, SLOTS as u16, Instant::now() + JOIN_TIMEOUT)?,
+        introduction => introduction,
     };
-    let (registry, founded) = match met {
-        Some(met) => (met.registry, false),
+    let (registry, founded) = match introduction {
+        Some(introduction) => (introduction.registry, false),
         None => (Registry::create().map_err(failed)?, true),
     };
-    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(Unforked::from);
+    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(CloseOnFork::from);
     let port_failed = |source| JoinError::Port { address, source };
     let mut bound = bind(address.port());
     if founded {
@@ -129,7 +131,7 @@ pub(super) fn join(
     };
     let port = udp.local_addr().map_err(port_failed)?.port();
     let (slot, listener) = take_slot(&names)?;
-    let me = registry.enter(slot, flags, port);
+    let me = registry.add_member(slot, flags, port);
     let peers = Peers::new(listener).map_err(failed)?;
     let host = Host {
         names,
@@ -138,11 +140,11 @@ pub(super) fn join(
         peers: Mutex::new(peers),
         // The port holder has to be watched.
         retry: Mutex::new((!holds).then(Instant::now)),
-        line: fork::line(),
+        fork_generation: fork::fork_generation(),
         registry,
     };
     if holds {
-        host.registry.set_holder(me);
+        host.registry.set_port_holder(me);
     }
     Ok((host, udp))
 }
@@ -154,7 +156,7 @@ fn in_use<T>(bound: &io::Result<T>) -> bool {
 }
 
 /// Takes the lowest free slot, by its name.
-fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
+fn take_slot(names: &GroupNames) -> Result<(u16, CloseOnFork<OwnedFd>), JoinError> {
     let address = names.address();
     for slot in 0..SLOTS as u16 {
         match socket::listen(&names.slot(slot)) {
@@ -167,26 +169,26 @@ fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
 }
 
 /// A member that was queried for the registry.
-struct Asked {
+struct QueriedMember {
     slot: u16,
-    socket: Unforked<OwnedFd>,
+    socket: CloseOnFork<OwnedFd>,
     pid: i32,
 }
 
 /// A member that replied, and its reply.
-struct Met {
-    member: Asked,
+struct Introduction {
+    member: QueriedMember,
     registry: Registry,
 }
 
-impl Met {
+impl Introduction {
     /// Whether the member is still alive, and with it the group. To be called under the lock, where
     /// no other group can be founded. False also where that is unknown.
     ///
     /// A leaving member says so in the registry before it releases its name; a killed one loses its
     /// descriptors in any order, but keeps its PID until all are closed. So a process of this PID
     /// at the name, while the connection to the member stands, is the member.
-    fn is_there(&self, names: &Names) -> bool {
+    fn is_alive(&self, names: &GroupNames) -> bool {
         let Ok(again) = socket::connect_to(&names.slot(self.member.slot)) else {
             return false;
         };
@@ -199,18 +201,18 @@ impl Met {
 
 /// Gets the registry from the first of the members in the lowest `slots` to reply; `None` when
 /// there is no member.
-fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, JoinError> {
+fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<Option<Introduction>, JoinError> {
     let address = names.address();
     let failed = |source| JoinError::Io { address, source };
-    let mut asked = Vec::new();
-    let mut silent = None;
+    let mut queried = Vec::new();
+    let mut unresponsive = None;
     for slot in 0..slots {
         let socket = match socket::connect_to(&names.slot(slot)) {
             Ok(socket) => socket,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             // Its backlog of thousands of connections is full.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                silent = Some(0);
+                unresponsive = Some(0);
                 continue;
             }
             Err(error) => return Err(failed(error)),
@@ -220,24 +222,24 @@ fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, Joi
             return Err(JoinError::OtherUser { address, uid: peer.uid });
         }
         // If it fails the connection hangs up as well.
-        let _ = peers::send(&socket, Record::Ask, &[]);
+        let _ = peers::send(&socket, ControlRecord::QueryRegistry, &[]);
         let pid = peer.pid;
-        asked.push(Asked { slot, socket, pid });
-        let until = deadline.min(Instant::now() + HEAD_START);
-        if let Some(met) = await_answer(&mut asked, until) {
-            return Ok(Some(met));
+        queried.push(QueriedMember { slot, socket, pid });
+        let until = deadline.min(Instant::now() + QUERY_STAGGER);
+        if let Some(introduction) = await_reply(&mut queried, until) {
+            return Ok(Some(introduction));
         }
     }
-    if let Some(met) = await_answer(&mut asked, deadline) {
-        return Ok(Some(met));
+    if let Some(introduction) = await_reply(&mut queried, deadline) {
+        return Ok(Some(introduction));
     }
-    match asked.first().map(|member| member.pid).or(silent) {
+    match queried.first().map(|member| member.pid).or(unresponsive) {
         None => Ok(None),
-        Some(0) => Err(JoinError::Silent {
+        Some(0) => Err(JoinError::Unresponsive {
             address,
             who: "of a process that cannot be seen from here".to_owned(),
         }),
-        Some(pid) => Err(JoinError::Silent {
+        Some(pid) => Err(JoinError::Unresponsive {
             address,
             who: format!("process {pid}"),
         }),
@@ -245,10 +247,10 @@ fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, Joi
 }
 
 /// Waits until a queried member replies, or all have hung up. Removes those that did.
-fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
-    while !asked.is_empty() {
+fn await_reply(queried: &mut Vec<QueriedMember>, until: Instant) -> Option<Introduction> {
+    while !queried.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
-        let mut ready: Vec<_> = asked
+        let mut ready: Vec<_> = queried
             .iter()
             .map(|member| PollFd::new(member.socket.as_fd(), PollFlags::POLLIN))
             .collect();
@@ -257,9 +259,9 @@ fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
         let _ = poll(&mut ready, timeout);
         let ready: Vec<bool> = ready.iter().map(|fd| fd.any() == Some(true)).collect();
         for index in (0..ready.len()).rev().filter(|&index| ready[index]) {
-            let member = asked.remove(index);
-            if let Some(registry) = answer(&member) {
-                return Some(Met { member, registry });
+            let member = queried.remove(index);
+            if let Some(registry) = receive_reply(&member) {
+                return Some(Introduction { member, registry });
             }
         }
         if left.is_zero() {
@@ -270,10 +272,10 @@ fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
 }
 
 /// The registry, if that is the member's reply.
-fn answer(member: &Asked) -> Option<Registry> {
-    let mut buffer = [0; Record::MAX];
+fn receive_reply(member: &QueriedMember) -> Option<Registry> {
+    let mut buffer = [0; ControlRecord::MAX];
     let (len, mut fds) = socket::receive(member.socket.as_fd(), &mut buffer).ok()?;
-    if Record::decode(&buffer[..len]) != Some(Record::Registry) {
+    if ControlRecord::decode(&buffer[..len]) != Some(ControlRecord::Registry) {
         return None;
     }
     Registry::attach(fds.pop()?).ok()

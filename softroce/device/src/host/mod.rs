@@ -32,22 +32,22 @@ use nix::sys::epoll::Epoll;
 
 use crate::sync::Mutex;
 
-mod door;
 mod fork;
 mod join;
+mod named_lock;
 mod names;
 mod peers;
 mod registry;
 mod socket;
 
-use door::Door;
-use names::Names;
+use named_lock::NamedLock;
+use names::GroupNames;
 use peers::Peers;
 use registry::Registry;
 
-pub use fork::Unforked;
+pub use fork::CloseOnFork;
 pub use join::JoinError;
-pub use peers::{Arrival, Connection, Message};
+pub use peers::{Connection, HostEvent, Message};
 pub use registry::{MemberId, SLOTS};
 
 /// Properties of a member that the others need.
@@ -88,7 +88,7 @@ pub enum ServiceError {
 
 /// This process's membership. Dropping it leaves the group.
 pub struct Host {
-    names: Names,
+    names: GroupNames,
     registry: Registry,
     me: MemberId,
     peers: Mutex<Peers>,
@@ -96,7 +96,7 @@ pub struct Host {
     /// When to try to take the port over.
     retry: Mutex<Option<Instant>>,
     /// The fork generation of the process that joined.
-    line: u32,
+    fork_generation: u32,
 }
 
 /// How long to wait before the next attempt to take the port over.
@@ -116,7 +116,7 @@ impl Host {
         address: SocketAddr,
         flags: Flags,
         patience: Duration,
-    ) -> Result<(Self, Unforked<UdpSocket>), JoinError> {
+    ) -> Result<(Self, CloseOnFork<UdpSocket>), JoinError> {
         join::join(address, flags, patience)
     }
 
@@ -137,7 +137,7 @@ impl Host {
 
     /// Whether this is the process that joined, not a fork of it.
     pub(crate) fn is_ours(&self) -> bool {
-        self.line == fork::line()
+        self.fork_generation == fork::fork_generation()
     }
 
     // Members
@@ -148,8 +148,8 @@ impl Host {
     }
 
     /// Whether a member is not known to be gone.
-    pub fn lives(&self, member: MemberId) -> bool {
-        self.registry.lives(member)
+    pub fn is_alive(&self, member: MemberId) -> bool {
+        self.registry.is_alive(member)
     }
 
     /// The current member of a slot.
@@ -183,8 +183,8 @@ impl Host {
     /// # Errors
     /// When a member listens already, or there is no space.
     pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
-        let door = self.names.services_door();
-        let _door = Door::enter(&door, join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
+        let lock = self.names.services_lock();
+        let _lock = NamedLock::acquire(&lock, join::JOIN_TIMEOUT).map_err(|_| ServiceError::Busy { id })?;
         if self.find_service(id).is_some() {
             return Err(ServiceError::InUse { id });
         }
@@ -228,8 +228,8 @@ impl Host {
 
     /// The next message or event of other members; `None` when there is no more for now. To be
     /// called until then whenever [`pollfd`](Self::pollfd) is readable. For one thread.
-    pub fn poll(&self) -> Option<Arrival> {
-        let (arrival, paused) = {
+    pub fn poll(&self) -> Option<HostEvent> {
+        let (event, paused) = {
             let mut peers = self.peers.lock();
             (peers.poll(&self.registry, self.me), peers.paused_until())
         };
@@ -237,13 +237,13 @@ impl Host {
             // No other event would end the pause.
             self.retry.lock().get_or_insert(until);
         }
-        let arrival = arrival?;
-        if let Arrival::Gone(_) = arrival {
+        let event = event?;
+        if let HostEvent::Gone(_) = event {
             // It may have held the port, which then must be taken over; and its next holder must be
             // watched.
             *self.retry.lock() = Some(Instant::now());
         }
-        Some(arrival)
+        Some(event)
     }
 
     /// Readable when [`poll`](Self::poll) is to be called.
@@ -254,8 +254,8 @@ impl Host {
     // The UDP port
 
     /// The port holder, unless it is known to be gone.
-    pub fn holder(&self) -> Option<MemberId> {
-        self.registry.holder()
+    pub fn port_holder(&self) -> Option<MemberId> {
+        self.registry.port_holder()
     }
 
     /// When to call [`poll`](Self::poll) and then [`take_over`](Self::take_over), whether or not
@@ -266,10 +266,10 @@ impl Host {
 
     /// Takes the address's own port over if it has no holder: a second socket to receive from. One
     /// of the trying members gets it; the others watch that one from then on.
-    pub fn take_over(&self) -> Option<Unforked<UdpSocket>> {
+    pub fn take_over(&self) -> Option<CloseOnFork<UdpSocket>> {
         let mut retry = self.retry.lock();
         *retry = None;
-        if let Some(holder) = self.holder() {
+        if let Some(holder) = self.port_holder() {
             if holder == self.me {
                 return None;
             }
@@ -285,7 +285,7 @@ impl Host {
         }
         match UdpSocket::bind(self.names.address()) {
             Ok(socket) => {
-                self.registry.set_holder(self.me);
+                self.registry.set_port_holder(self.me);
                 Some(socket.into())
             }
             Err(_) => {

@@ -6,11 +6,11 @@ use super::registry::VERSION;
 
 /// Makes the names of the group on one address.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Names {
+pub(super) struct GroupNames {
     address: SocketAddr,
 }
 
-impl Names {
+impl GroupNames {
     pub(super) fn new(address: SocketAddr) -> Self {
         Self { address }
     }
@@ -25,12 +25,12 @@ impl Names {
     }
 
     /// Held while a process joins.
-    pub(super) fn door(&self) -> String {
+    pub(super) fn join_lock(&self) -> String {
         format!("doorbell{VERSION}/{}/door", self.address)
     }
 
     /// Held while a member adds a service.
-    pub(super) fn services_door(&self) -> String {
+    pub(super) fn services_lock(&self) -> String {
         format!("doorbell{VERSION}/{}/services", self.address)
     }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::unistd::geteuid;
 
-use super::fork::Unforked;
-use super::names::Names;
+use super::fork::CloseOnFork;
+use super::names::GroupNames;
 use super::registry::{MemberId, Registry};
 use super::socket;
 
@@ -22,7 +22,7 @@ use super::socket;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
     /// The descriptor is the shm ring from the sender to the receiver.
-    Lane,
+    Ring,
     /// The descriptor is a segment of the sender's memory.
     Segment {
         /// Its number.
@@ -47,7 +47,7 @@ pub enum Message {
 
 /// A message or event of another member.
 #[derive(Debug)]
-pub enum Arrival {
+pub enum HostEvent {
     /// A message.
     Message {
         /// The sender.
@@ -65,11 +65,11 @@ pub enum Arrival {
 
 /// Everything that is sent, handshakes included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Record {
+pub(super) enum ControlRecord {
     /// Wakes the progress thread.
     Wake,
     /// From a joining process: requests the registry.
-    Ask,
+    QueryRegistry,
     /// The reply; the descriptor is the registry.
     Registry,
     /// First on every connection between members: its two ends.
@@ -78,17 +78,17 @@ pub(super) enum Record {
     Message(Message),
 }
 
-impl Record {
+impl ControlRecord {
     /// Bytes of a record.
     pub(super) const MAX: usize = 24;
 
     pub(super) fn encode(self) -> [u8; Self::MAX] {
         let words = match self {
             Self::Wake => [0, 0, 0],
-            Self::Ask => [1, 0, 0],
+            Self::QueryRegistry => [1, 0, 0],
             Self::Registry => [2, 0, 0],
             Self::Hello { from, to } => [3, from, to],
-            Self::Message(Message::Lane) => [4, 0, 0],
+            Self::Message(Message::Ring) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
             Self::Message(Message::Released { id }) => [6, id, 0],
             Self::Message(Message::Device { id, len, own }) => [if own { 7 } else { 8 }, id, len],
@@ -110,13 +110,13 @@ impl Record {
         };
         let record = match word(0) {
             0 => Self::Wake,
-            1 => Self::Ask,
+            1 => Self::QueryRegistry,
             2 => Self::Registry,
             3 => Self::Hello {
                 from: word(1),
                 to: word(2),
             },
-            4 => Self::Message(Message::Lane),
+            4 => Self::Message(Message::Ring),
             5 => Self::Message(Message::Segment { id: word(1) }),
             6 => Self::Message(Message::Released { id: word(1) }),
             kind @ (7 | 8) => Self::Message(Message::Device {
@@ -133,7 +133,7 @@ impl Record {
 /// A connection to another member.
 #[derive(Debug)]
 pub struct Connection {
-    socket: Unforked<OwnedFd>,
+    socket: CloseOnFork<OwnedFd>,
     to: MemberId,
     pid: i32,
 }
@@ -156,44 +156,44 @@ impl Connection {
     /// `WouldBlock` when the member does not read; `BrokenPipe` or `ConnectionReset` when it is
     /// gone, which [`Host::poll`](super::Host::poll) reports too.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(&self.socket, Record::Message(message), fds)
+        send(&self.socket, ControlRecord::Message(message), fds)
     }
 
     /// Wakes the peer's progress thread: a system call.
     pub fn wake(&self) {
         // A full socket holds thousands of unread wake-ups; a peer that is gone needs none.
-        let _ = send(&self.socket, Record::Wake, &[]);
+        let _ = send(&self.socket, ControlRecord::Wake, &[]);
     }
 }
 
 /// Sends a control record with descriptors.
-pub(super) fn send(socket: &impl AsFd, record: Record, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn send(socket: &impl AsFd, record: ControlRecord, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
 }
 
-enum End {
+enum PeerSocket {
     /// Accepted here; `from` is `None` until it has identified itself.
-    In {
-        socket: Unforked<OwnedFd>,
+    Accepted {
+        socket: CloseOnFork<OwnedFd>,
         from: Option<MemberId>,
         pid: i32,
     },
     /// Connected by this process.
-    Out(Arc<Connection>),
+    Connected(Arc<Connection>),
 }
 
-impl End {
+impl PeerSocket {
     fn socket(&self) -> BorrowedFd<'_> {
         match self {
-            Self::In { socket, .. } => socket.as_fd(),
-            Self::Out(connection) => connection.socket.as_fd(),
+            Self::Accepted { socket, .. } => socket.as_fd(),
+            Self::Connected(connection) => connection.socket.as_fd(),
         }
     }
 
     fn member(&self) -> Option<MemberId> {
         match self {
-            Self::In { from, .. } => *from,
-            Self::Out(connection) => Some(connection.to),
+            Self::Accepted { from, .. } => *from,
+            Self::Connected(connection) => Some(connection.to),
         }
     }
 }
@@ -205,32 +205,32 @@ const LISTENER: u64 = 0;
 const STRIDE: usize = 64;
 
 /// How long no connection is accepted after the process ran out of descriptors.
-const BREAK: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// All the connections of a member.
 pub(super) struct Peers {
-    listener: Unforked<OwnedFd>,
+    listener: CloseOnFork<OwnedFd>,
     /// Until when no connection is accepted, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
-    ends: HashMap<u64, End>,
+    sockets: HashMap<u64, PeerSocket>,
     outgoing: HashMap<MemberId, u64>,
     last: u64,
-    arrivals: VecDeque<Arrival>,
+    events: VecDeque<HostEvent>,
 }
 
 impl Peers {
-    pub(super) fn new(listener: Unforked<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn new(listener: CloseOnFork<OwnedFd>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         Ok(Self {
             listener,
             paused: None,
             epoll: Arc::new(epoll),
-            ends: HashMap::new(),
+            sockets: HashMap::new(),
             outgoing: HashMap::new(),
             last: LISTENER,
-            arrivals: VecDeque::new(),
+            events: VecDeque::new(),
         })
     }
 
@@ -240,15 +240,17 @@ impl Peers {
 
     pub(super) fn connect(
         &mut self,
-        names: &Names,
+        names: &GroupNames,
         registry: &Registry,
         me: MemberId,
         to: MemberId,
     ) -> io::Result<Arc<Connection>> {
-        if let Some(End::Out(connection)) = self.outgoing.get(&to).and_then(|token| self.ends.get(token)) {
+        if let Some(PeerSocket::Connected(connection)) =
+            self.outgoing.get(&to).and_then(|token| self.sockets.get(token))
+        {
             return Ok(Arc::clone(connection));
         }
-        if !registry.lives(to) {
+        if !registry.is_alive(to) {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let socket = socket::connect_to(&names.slot(to.slot())).map_err(|error| {
@@ -256,37 +258,37 @@ impl Peers {
                 return error;
             }
             // The name is free: the member is dead, which was not detected yet.
-            registry.bury(to);
+            registry.mark_gone(to);
             io::ErrorKind::NotConnected.into()
         })?;
         let peer = socket::credentials(&socket)?;
         if peer.uid != geteuid().as_raw() {
             // Its name has a new holder of another user.
-            registry.bury(to);
+            registry.mark_gone(to);
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let (from, to_whom) = (me.pack(), to.pack());
-        send(&socket, Record::Hello { from, to: to_whom }, &[])?;
+        let (from, to_packed) = (me.pack(), to.pack());
+        send(&socket, ControlRecord::Hello { from, to: to_packed }, &[])?;
         let connection = Arc::new(Connection {
             socket,
             to,
             pid: peer.pid,
         });
-        let token = self.add(End::Out(Arc::clone(&connection)))?;
+        let token = self.add(PeerSocket::Connected(Arc::clone(&connection)))?;
         self.outgoing.insert(to, token);
         Ok(connection)
     }
 
-    fn add(&mut self, end: End) -> io::Result<u64> {
+    fn add(&mut self, peer: PeerSocket) -> io::Result<u64> {
         self.last += 1;
         self.epoll
-            .add(end.socket(), EpollEvent::new(EpollFlags::EPOLLIN, self.last))?;
-        self.ends.insert(self.last, end);
+            .add(peer.socket(), EpollEvent::new(EpollFlags::EPOLLIN, self.last))?;
+        self.sockets.insert(self.last, peer);
         Ok(self.last)
     }
 
-    pub(super) fn poll(&mut self, registry: &Registry, me: MemberId) -> Option<Arrival> {
-        if let Some(arrival) = self.arrivals.pop_front() {
+    pub(super) fn poll(&mut self, registry: &Registry, me: MemberId) -> Option<HostEvent> {
+        if let Some(arrival) = self.events.pop_front() {
             return Some(arrival);
         }
         if self.paused.is_some_and(|until| until <= Instant::now()) {
@@ -300,7 +302,7 @@ impl Peers {
                 token => self.read(token, registry, me),
             }
         }
-        self.arrivals.pop_front()
+        self.events.pop_front()
     }
 
     fn accept(&mut self) {
@@ -318,7 +320,7 @@ impl Peers {
             // Another user's connection is closed.
             if peer.uid == geteuid().as_raw() {
                 let pid = peer.pid;
-                let _ = self.add(End::In {
+                let _ = self.add(PeerSocket::Accepted {
                     socket,
                     from: None,
                     pid,
@@ -330,7 +332,7 @@ impl Peers {
     /// Stops polling the listening socket: pending connections would wake the thread for ever.
     pub(super) fn pause(&mut self) {
         if self.epoll.delete(self.listener.as_fd()).is_ok() {
-            self.paused = Some(Instant::now() + BREAK);
+            self.paused = Some(Instant::now() + ACCEPT_PAUSE);
             tracing::warn!("no descriptor is left for other processes on the soft device's address");
         }
     }
@@ -349,46 +351,46 @@ impl Peers {
 
     /// Reads a connection's records.
     fn read(&mut self, token: u64, registry: &Registry, me: MemberId) {
-        if self.take(token, registry, me) == Taken::Ended {
-            self.hang_up(token, registry, me);
+        if self.read_batch(token, registry, me) == ReadStatus::Ended {
+            self.close(token, registry, me);
         }
     }
 
     /// Reads up to [`STRIDE`] records of a connection.
-    fn take(&mut self, token: u64, registry: &Registry, me: MemberId) -> Taken {
+    fn read_batch(&mut self, token: u64, registry: &Registry, me: MemberId) -> ReadStatus {
         for _ in 0..STRIDE {
-            let Some(end) = self.ends.get_mut(&token) else {
-                return Taken::All;
+            let Some(peer) = self.sockets.get_mut(&token) else {
+                return ReadStatus::Drained;
             };
-            let mut buffer = [0; Record::MAX + 1];
-            let (len, fds) = match socket::receive(end.socket(), &mut buffer) {
-                Ok((0, _)) => return Taken::Ended,
+            let mut buffer = [0; ControlRecord::MAX + 1];
+            let (len, fds) = match socket::receive(peer.socket(), &mut buffer) {
+                Ok((0, _)) => return ReadStatus::Ended,
                 Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Taken::All,
-                Err(_) => return Taken::Ended,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadStatus::Drained,
+                Err(_) => return ReadStatus::Ended,
             };
-            let End::In { socket, from, pid } = end else {
+            let PeerSocket::Accepted { socket, from, pid } = peer else {
                 // Connections are one-way.
                 continue;
             };
-            let Some(record) = Record::decode(&buffer[..len]) else {
+            let Some(record) = ControlRecord::decode(&buffer[..len]) else {
                 continue;
             };
             match (record, *from) {
-                (Record::Ask, None) => {
-                    let _ = send(socket, Record::Registry, &[registry.fd().as_fd()]);
+                (ControlRecord::QueryRegistry, None) => {
+                    let _ = send(socket, ControlRecord::Registry, &[registry.fd().as_fd()]);
                 }
-                (Record::Hello { from: said, to }, None) => {
+                (ControlRecord::Hello { from: claimed, to }, None) => {
                     // It may be dead by now: its last messages still count.
-                    let said = MemberId::unpack(said).filter(|&member| registry.is_latest(member));
-                    if said.is_none() || to != me.pack() {
-                        return Taken::Ended;
+                    let claimed = MemberId::unpack(claimed).filter(|&member| registry.is_latest(member));
+                    if claimed.is_none() || to != me.pack() {
+                        return ReadStatus::Ended;
                     }
-                    *from = said;
+                    *from = claimed;
                 }
-                (Record::Message(message), Some(from)) => {
+                (ControlRecord::Message(message), Some(from)) => {
                     let pid = Some(*pid).filter(|&pid| pid > 0);
-                    self.arrivals.push_back(Arrival::Message {
+                    self.events.push_back(HostEvent::Message {
                         from,
                         pid,
                         message,
@@ -399,27 +401,27 @@ impl Peers {
                 _ => {}
             }
         }
-        Taken::Some
+        ReadStatus::More
     }
 
     /// A connection hung up: its member is gone, with all its other connections.
-    fn hang_up(&mut self, token: u64, registry: &Registry, me: MemberId) {
-        let Some(end) = self.ends.remove(&token) else {
+    fn close(&mut self, token: u64, registry: &Registry, me: MemberId) {
+        let Some(peer) = self.sockets.remove(&token) else {
             return;
         };
-        self.unwatch(&end);
-        if let Some(member) = end.member() {
-            self.hear_out(member, registry, me);
-            let tokens = self.ends.iter().filter(|(_, end)| end.member() == Some(member));
+        self.unwatch(&peer);
+        if let Some(member) = peer.member() {
+            self.drain_member(member, registry, me);
+            let tokens = self.sockets.iter().filter(|(_, peer)| peer.member() == Some(member));
             let tokens: Vec<u64> = tokens.map(|(&token, _)| token).collect();
             for token in tokens {
-                if let Some(end) = self.ends.remove(&token) {
-                    self.unwatch(&end);
+                if let Some(peer) = self.sockets.remove(&token) {
+                    self.unwatch(&peer);
                 }
             }
             self.outgoing.remove(&member);
-            registry.bury(member);
-            self.arrivals.push_back(Arrival::Gone(member));
+            registry.mark_gone(member);
+            self.events.push_back(HostEvent::Gone(member));
         }
         // A descriptor is free again.
         if self.paused.is_some() {
@@ -429,33 +431,33 @@ impl Peers {
 
     /// Removes a connection from the epoll set. Closing it is not enough: shm links may share it,
     /// and a socket that has hung up is readable for ever.
-    fn unwatch(&self, end: &End) {
+    fn unwatch(&self, peer: &PeerSocket) {
         // It fails only for what is not in the set.
-        let _ = self.epoll.delete(end.socket());
+        let _ = self.epoll.delete(peer.socket());
     }
 
     /// Reads the last messages of a member that is gone from its other connections, which may not
     /// have been accepted yet: for example a ring with its last datagrams.
-    fn hear_out(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
+    fn drain_member(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
         self.accept();
-        let may_be_its = |end: &End| matches!(end, End::In { from, .. } if from.is_none_or(|from| from == member));
-        let ends = self.ends.iter().filter(|(_, end)| may_be_its(end));
-        let tokens: Vec<u64> = ends.map(|(&token, _)| token).collect();
+        let may_be_its = |peer: &PeerSocket| matches!(peer, PeerSocket::Accepted { from, .. } if from.is_none_or(|from| from == member));
+        let sockets = self.sockets.iter().filter(|(_, peer)| may_be_its(peer));
+        let tokens: Vec<u64> = sockets.map(|(&token, _)| token).collect();
         for token in tokens {
             // At most what a socket's buffer holds; the next poll detects one that ended, or is
             // another member's.
-            let _ = (0..STRIDE).find(|_| self.take(token, registry, me) != Taken::Some);
+            let _ = (0..STRIDE).find(|_| self.read_batch(token, registry, me) != ReadStatus::More);
         }
     }
 }
 
 /// Result of reading records from a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Taken {
+enum ReadStatus {
     /// There may be more.
-    Some,
+    More,
     /// There are no more for now.
-    All,
+    Drained,
     /// The connection hung up.
     Ended,
 }

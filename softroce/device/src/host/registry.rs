@@ -79,7 +79,7 @@ impl MemberId {
     }
 
     /// Its entry's guard while it lives.
-    fn life(self) -> u64 {
+    fn live_guard(self) -> u64 {
         u64::from(self.generation) << 1 | 1
     }
 }
@@ -129,14 +129,14 @@ impl Registry {
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         let registry = Self::map(fd)?;
         let name = RandomState::new().hash_one(std::process::id());
-        registry.get().name.store(name, Ordering::Relaxed);
-        registry.get().magic.store(MAGIC, Ordering::Release);
+        registry.layout().name.store(name, Ordering::Relaxed);
+        registry.layout().magic.store(MAGIC, Ordering::Release);
         Ok(registry)
     }
 
     /// The group's random identifier.
     pub(super) fn name(&self) -> u64 {
-        self.get().name.load(Ordering::Relaxed)
+        self.layout().name.load(Ordering::Relaxed)
     }
 
     /// Maps the registry of a descriptor from a member. `InvalidData` when it is no registry.
@@ -147,7 +147,7 @@ impl Registry {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let registry = Self::map(fd)?;
-        if registry.get().magic.load(Ordering::Acquire) != MAGIC {
+        if registry.layout().magic.load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(registry)
@@ -164,7 +164,7 @@ impl Registry {
         &self.fd
     }
 
-    fn get(&self) -> &Layout {
+    fn layout(&self) -> &Layout {
         // SAFETY: the mapping is readable and writable, page-aligned, as long as Layout (the file
         // has that size and is sealed against shrinking), and lives as long as `self`. Layout is
         // atomics, for which every bit pattern is a value, and which others may change at any time.
@@ -174,61 +174,65 @@ impl Registry {
     // Members
 
     /// Makes the caller, who holds the slot's name, its next member.
-    pub(super) fn enter(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
+    pub(super) fn add_member(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
         let entry = self.entry(slot);
         let last = (entry.guard() >> 1) as u32;
         let me = MemberId::new(slot, last.wrapping_add(1));
         // The last one is dead: its name was free.
-        let dead = MemberId::new(slot, last).life() & !1;
-        entry.set(dead, u64::from(flags.0) << 16 | u64::from(udp_port), me.life());
+        let dead = MemberId::new(slot, last).live_guard() & !1;
+        entry.set(dead, u64::from(flags.0) << 16 | u64::from(udp_port), me.live_guard());
         me
     }
 
     /// The entry of a slot; of another one for an invalid slot.
     fn entry(&self, slot: u16) -> &Guarded {
-        &self.get().members[usize::from(slot) % SLOTS].0
+        &self.layout().members[usize::from(slot) % SLOTS].0
     }
 
     /// Marks a member gone: it has left, or was found dead.
-    pub(super) fn bury(&self, member: MemberId) {
-        self.entry(member.slot).change(member.life(), member.life() & !1);
+    pub(super) fn mark_gone(&self, member: MemberId) {
+        self.entry(member.slot)
+            .change(member.live_guard(), member.live_guard() & !1);
     }
 
     /// Whether it is not known to be gone.
-    pub(super) fn lives(&self, member: MemberId) -> bool {
-        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() == member.life()
+    pub(super) fn is_alive(&self, member: MemberId) -> bool {
+        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() == member.live_guard()
     }
 
     /// Whether its slot has had no later member, be it dead or alive.
     pub(super) fn is_latest(&self, member: MemberId) -> bool {
-        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() | 1 == member.life()
+        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() | 1 == member.live_guard()
     }
 
-    fn facts(&self, member: MemberId) -> Option<u64> {
-        let entry = self.get().members.get(usize::from(member.slot))?;
-        entry.0.get(member.life())
+    fn attributes(&self, member: MemberId) -> Option<u64> {
+        let entry = self.layout().members.get(usize::from(member.slot))?;
+        entry.0.get(member.live_guard())
     }
 
     pub(super) fn flags(&self, member: MemberId) -> Option<Flags> {
-        self.facts(member).map(|facts| Flags((facts >> 16) as u32))
+        self.attributes(member)
+            .map(|attributes| Flags((attributes >> 16) as u32))
     }
 
     pub(super) fn udp_port(&self, member: MemberId) -> Option<u16> {
-        self.facts(member).map(|facts| facts as u16).filter(|&port| port != 0)
+        self.attributes(member)
+            .map(|attributes| attributes as u16)
+            .filter(|&port| port != 0)
     }
 
     /// The live member of a slot.
     pub(super) fn member(&self, slot: u16) -> Option<MemberId> {
-        let life = self.get().members.get(usize::from(slot))?.0.guard();
-        (life & 1 != 0).then(|| MemberId::new(slot, (life >> 1) as u32))
+        let guard = self.layout().members.get(usize::from(slot))?.0.guard();
+        (guard & 1 != 0).then(|| MemberId::new(slot, (guard >> 1) as u32))
     }
 
-    pub(super) fn holder(&self) -> Option<MemberId> {
-        MemberId::unpack(self.get().holder.load(Ordering::Acquire)).filter(|&member| self.lives(member))
+    pub(super) fn port_holder(&self) -> Option<MemberId> {
+        MemberId::unpack(self.layout().holder.load(Ordering::Acquire)).filter(|&member| self.is_alive(member))
     }
 
-    pub(super) fn set_holder(&self, member: MemberId) {
-        self.get().holder.store(member.pack(), Ordering::Release);
+    pub(super) fn set_port_holder(&self, member: MemberId) {
+        self.layout().holder.store(member.pack(), Ordering::Release);
     }
 
     // Blocks of queue pair numbers
@@ -236,61 +240,64 @@ impl Registry {
     /// Claims a free block for `me`: a never used one where there is one, searched from `start` on;
     /// else the one released longest ago.
     pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<Block> {
-        let index = self.get().blocks.claim(me, start.into(), |member| self.lives(member))?;
+        let index = self
+            .layout()
+            .blocks
+            .claim(me, start.into(), |member| self.is_alive(member))?;
         Block::new(index as u16)
     }
 
     pub(super) fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
-        let owner = self.get().blocks.owner(Block::of(qpn).index());
-        owner.filter(|&owner| self.lives(owner))
+        let owner = self.layout().blocks.owner(Block::of(qpn).index());
+        owner.filter(|&owner| self.is_alive(owner))
     }
 
     // Services: added under the services lock; read without
 
     /// Adds one; false when there is no space.
     pub(super) fn add_service(&self, id: u64, me: MemberId) -> bool {
-        let free = |service: &&Guarded| !MemberId::unpack(service.guard()).is_some_and(|member| self.lives(member));
-        let Some(service) = self.get().services.iter().find(free) else {
+        let free = |service: &&Guarded| !MemberId::unpack(service.guard()).is_some_and(|member| self.is_alive(member));
+        let Some(service) = self.layout().services.iter().find(free) else {
             return false;
         };
         service.set(0, id, me.pack());
         // A reader of the new count also finds the service.
-        self.get().added.fetch_add(1, Ordering::Release);
+        self.layout().added.fetch_add(1, Ordering::Release);
         true
     }
 
     /// Changes whenever a service was added.
     pub(super) fn services_added(&self) -> u64 {
-        self.get().added.load(Ordering::Acquire)
+        self.layout().added.load(Ordering::Acquire)
     }
 
     pub(super) fn remove_service(&self, id: u64, me: MemberId) {
-        let services = self.get().services.iter();
+        let services = self.layout().services.iter();
         services
             .filter(|service| service.get(me.pack()) == Some(id))
             .for_each(|service| service.change(me.pack(), 0));
     }
 
     pub(super) fn find_service(&self, id: u64) -> Option<MemberId> {
-        self.get().services.iter().find_map(|service| {
+        self.layout().services.iter().find_map(|service| {
             let word = service.guard();
-            let member = MemberId::unpack(word).filter(|&member| self.lives(member))?;
+            let member = MemberId::unpack(word).filter(|&member| self.is_alive(member))?;
             (service.get(word) == Some(id)).then_some(member)
         })
     }
 
     /// Removes all entries of a leaving member.
     pub(super) fn leave(&self, me: MemberId) {
-        self.get()
+        self.layout()
             .services
             .iter()
             .for_each(|service| service.change(me.pack(), 0));
         let _ = self
-            .get()
+            .layout()
             .holder
             .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
-        self.get().blocks.release_all(me);
-        self.bury(me);
+        self.layout().blocks.release_all(me);
+        self.mark_gone(me);
     }
 }
 

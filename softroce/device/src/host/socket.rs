@@ -11,7 +11,7 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
-use super::fork::Unforked;
+use super::fork::CloseOnFork;
 
 /// The most descriptors of one message in the kernel (`SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
@@ -44,9 +44,9 @@ fn address(name: &str) -> io::Result<UnixAddr> {
     Ok(UnixAddr::new_abstract(name.as_bytes())?)
 }
 
-fn open() -> io::Result<Unforked<OwnedFd>> {
+fn open() -> io::Result<CloseOnFork<OwnedFd>> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Ok(Unforked::from(socket(
+    Ok(CloseOnFork::from(socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
         flags,
@@ -56,7 +56,7 @@ fn open() -> io::Result<Unforked<OwnedFd>> {
 
 /// Holds a name and listens at it. `AddrInUse` when another socket of this network namespace holds
 /// it.
-pub(super) fn listen(name: &str) -> io::Result<Unforked<OwnedFd>> {
+pub(super) fn listen(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = open()?;
     bind(fd.as_fd().as_raw_fd(), &address(name)?)?;
     listen_on(&fd.as_fd(), Backlog::new(BACKLOG).unwrap_or(Backlog::MAXALLOWABLE))?;
@@ -65,17 +65,17 @@ pub(super) fn listen(name: &str) -> io::Result<Unforked<OwnedFd>> {
 
 /// Connects to a name without waiting. `ConnectionRefused` when no process listens there,
 /// `WouldBlock` when its backlog is full.
-pub(super) fn connect_to(name: &str) -> io::Result<Unforked<OwnedFd>> {
+pub(super) fn connect_to(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = open()?;
     connect(fd.as_fd().as_raw_fd(), &address(name)?)?;
     Ok(fd)
 }
 
 /// The next pending connection; `WouldBlock` when there is none.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Unforked<OwnedFd>> {
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
     // SAFETY: accept4 gave a new descriptor, which has no other owner.
-    Ok(Unforked::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(CloseOnFork::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 pub(super) fn credentials(fd: &impl AsFd) -> io::Result<Credentials> {

@@ -10,7 +10,7 @@ use crate::config::DeviceConfig;
 use crate::device::Device;
 
 /// A device that was just opened sleeps after this.
-const SETTLE: Duration = Duration::from_millis(100);
+const SLEEP_DELAY: Duration = Duration::from_millis(100);
 
 /// What a process used while its device was idle.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -29,7 +29,7 @@ pub struct Idle {
 /// [`LimitError::Device`]; or when the CPU time cannot be read.
 pub fn idle(config: &DeviceConfig, period: Duration) -> Result<Idle, LimitError> {
     let device = Device::open(config)?;
-    thread::sleep(SETTLE);
+    thread::sleep(SLEEP_DELAY);
     let before = used()?;
     thread::sleep(period);
     let used = used()?.saturating_sub(before);

@@ -238,7 +238,7 @@ fn send_for(
     shared: &Shared,
 ) -> io::Result<(u64, Duration)> {
     /// A running receiver has received something by then.
-    const PATIENCE: Duration = Duration::from_micros(100);
+    const YIELD_AFTER: Duration = Duration::from_micros(100);
     /// After this long without progress, packets in flight count as lost.
     const LOST: Duration = Duration::from_millis(10);
     /// Additional time while nothing arrives: on a busy machine the receiver may not have run yet.
@@ -260,7 +260,7 @@ fn send_for(
             (sent, progress.1) = (received, Instant::now());
         }
         if sent + (RUN_PACKETS * PAYLOAD) as u64 > received + window {
-            if progress.1.elapsed() > PATIENCE {
+            if progress.1.elapsed() > YIELD_AFTER {
                 // The other thread may be waiting for this CPU.
                 thread::yield_now();
             }
@@ -286,14 +286,14 @@ fn send_for(
 
 fn receive_all(mut link: Link, shared: &Shared) -> io::Result<()> {
     /// A running sender has sent something after so many empty polls, some 300 ns each.
-    const PATIENCE: u32 = 256;
+    const YIELD_AFTER: u32 = 256;
     let mut batch = RxBatch::new(link.local);
     let mut target = vec![0u8; BLOCK];
     let (mut at, mut empty) = (0, 0_u32);
     while !shared.end.load(Ordering::Acquire) {
         if link.rx.receive(&mut batch)? == 0 {
             empty = empty.saturating_add(1);
-            if empty > PATIENCE {
+            if empty > YIELD_AFTER {
                 // The sender may be waiting for this CPU.
                 thread::yield_now();
             }

@@ -1,7 +1,7 @@
 //! `process_vm_writev`: one copy into another process's memory, the ceiling of a same-host path.
 
 use super::{Bandwidth, LimitError};
-use crate::orphan::dies_with;
+use crate::orphan::set_parent_death_signal;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::uio::RemoteIoVec;
@@ -39,7 +39,7 @@ impl Drop for Sleeper {
 }
 
 fn sleep_until_killed(parent: Pid) -> ! {
-    while dies_with(parent) {
+    while set_parent_death_signal(parent) {
         // SAFETY: takes no argument and touches no memory.
         unsafe { libc::pause() };
     }

@@ -23,10 +23,10 @@ pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
 /// The interface with the address itself; otherwise a loopback interface whose subnet has it, as
 /// `lo` has all of 127/8.
 fn name_of(ip: IpAddr) -> Option<String> {
-    owner_of(getifaddrs().ok()?, ip)
+    interface_of(getifaddrs().ok()?, ip)
 }
 
-fn owner_of(interfaces: impl Iterator<Item = InterfaceAddress>, ip: IpAddr) -> Option<String> {
+fn interface_of(interfaces: impl Iterator<Item = InterfaceAddress>, ip: IpAddr) -> Option<String> {
     let mut in_subnet = None;
     for interface in interfaces {
         let Some(own) = interface.address.as_ref().and_then(ip_of) else {
@@ -83,21 +83,21 @@ impl PortWatch {
 
     /// The state, if there were notifications since the last call. Never blocks.
     pub fn changed(&mut self) -> Option<PortState> {
-        let mut told = false;
+        let mut notified = false;
         let mut notice = [0_u8; 4096];
         // A notification overflow is a notification, too.
         while let Ok(1..) | Err(Errno::ENOBUFS | Errno::EINTR) =
             recv(self.notices.as_raw_fd(), &mut notice, MsgFlags::MSG_DONTWAIT)
         {
-            told = true;
+            notified = true;
         }
-        if told { self.state() } else { None }
+        if notified { self.state() } else { None }
     }
 
     /// The state now; `None` when it cannot be read.
     pub fn state(&mut self) -> Option<PortState> {
         let interfaces: Vec<_> = getifaddrs().ok()?.collect();
-        let owner = owner_of(interfaces.iter().cloned(), self.ip);
+        let owner = interface_of(interfaces.iter().cloned(), self.ip);
         let addressed = owner.is_some();
         if let Some(owner) = owner {
             self.interface = owner;

@@ -23,10 +23,10 @@ pub use interface::{PortState, PortWatch};
 pub use park::{Interest, Parker, Waker, Woken};
 pub use rx::{Datagram, RxBatch};
 pub use tx::{ARENA, Envelope, MAX_PACKET, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
-pub(crate) use udp::definite;
+pub(crate) use udp::require_unicast;
 pub use udp::{BindError, ROCE_PORT};
 
-use crate::host::Unforked;
+use crate::host::CloseOnFork;
 use doorbell_roce_proto::Instant;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -99,7 +99,7 @@ impl Link {
     /// # Errors
     ///
     /// When the kernel refuses its options.
-    pub fn over(socket: Unforked<UdpSocket>) -> io::Result<Self> {
+    pub fn over(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         udp::open(socket)
     }
 

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::socket::{Socket, TakenOver};
-use crate::host::{Host, Unforked};
-use gate::Gate;
+use crate::host::{CloseOnFork, Host};
+use wake_state::WakeState;
 
-mod gate;
+mod wake_state;
 
 struct Shared {
-    gate: Gate,
+    wake_state: WakeState,
     /// Wakes the thread in ppoll(2).
     event: EventFd,
 }
@@ -40,7 +40,7 @@ pub struct Parker {
     /// The port watch's descriptor.
     watched: Option<Arc<OwnedFd>>,
     /// The process group, whose messages wake the thread.
-    members: Option<Arc<Host>>,
+    host: Option<Arc<Host>>,
     shared: Arc<Shared>,
 }
 
@@ -69,21 +69,21 @@ impl Parker {
     pub(super) fn new(socket: Arc<Socket>, taken_over: TakenOver, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared {
-            gate: Gate::new(),
+            wake_state: WakeState::new(),
             event,
         });
         Ok(Self {
             socket,
             taken_over,
             watched,
-            members: None,
+            host: None,
             shared,
         })
     }
 
     /// From now on messages of other processes on this address wake the thread.
-    pub fn listen_to(&mut self, members: Arc<Host>) {
-        self.members = Some(members);
+    pub fn watch_host(&mut self, host: Arc<Host>) {
+        self.host = Some(host);
     }
 
     /// Adds a socket to receive from: that of the address's own port, taken over from a process
@@ -92,7 +92,7 @@ impl Parker {
     /// # Errors
     ///
     /// When there is such a socket already, or the kernel refuses its options.
-    pub fn take_over(&mut self, port: Unforked<UdpSocket>) -> io::Result<()> {
+    pub fn take_over(&mut self, port: CloseOnFork<UdpSocket>) -> io::Result<()> {
         self.taken_over.set(port)
     }
 
@@ -111,7 +111,7 @@ impl Parker {
     /// See ppoll(2): only from a lack of kernel memory.
     pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<Woken> {
         let shared = &*self.shared;
-        if !shared.gate.enter() {
+        if !shared.wake_state.begin_sleep() {
             return Ok(Woken::default());
         }
         let socket_events = match interest {
@@ -119,7 +119,7 @@ impl Parker {
             Interest::ReceiveOrSend => PollFlags::POLLIN | PollFlags::POLLOUT,
         };
         let port = self.watched.as_deref().map(AsFd::as_fd);
-        let members = self.members.as_deref().map(Host::pollfd);
+        let members = self.host.as_deref().map(Host::pollfd);
         let taken_over = self.taken_over.get().map(AsFd::as_fd);
         // Duplicates are harmless.
         let none = shared.event.as_fd();
@@ -131,7 +131,7 @@ impl Parker {
             PollFd::new(taken_over.unwrap_or(none), PollFlags::POLLIN),
         ];
         let result = ppoll(&mut watched, timeout.map(TimeSpec::from_duration), None);
-        shared.gate.leave();
+        shared.wake_state.end_sleep();
         if watched[1].any() == Some(true) {
             // Already empty when an earlier round read what the waker wrote: harmless.
             let _ = shared.event.read();
@@ -150,7 +150,7 @@ impl Parker {
 impl Waker {
     /// Wakes the parked thread, or keeps it from parking the next time.
     pub fn wake(&self) {
-        if self.shared.gate.call() {
+        if self.shared.wake_state.notify() {
             // Fails only at 2^64 - 1 pending wake-ups, and then the eventfd is readable anyway.
             let _ = self.shared.event.write(1);
         }

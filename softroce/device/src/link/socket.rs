@@ -7,17 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use super::udp::set_options;
-use crate::host::Unforked;
+use crate::host::CloseOnFork;
 
 /// A UDP socket with the link's options.
 pub(super) struct Socket {
-    socket: Unforked<UdpSocket>,
+    socket: CloseOnFork<UdpSocket>,
     local: SocketAddr,
 }
 
 impl Socket {
     /// Sets the link's options on a bound socket.
-    pub(super) fn new(socket: Unforked<UdpSocket>) -> io::Result<Self> {
+    pub(super) fn new(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         let local = socket.local_addr()?;
         socket.set_nonblocking(true)?;
         set_options(socket.as_fd(), local.is_ipv4())?;
@@ -55,7 +55,7 @@ impl TakenOver {
     }
 
     /// Fills the slot; fails if it is full.
-    pub(super) fn set(&self, socket: Unforked<UdpSocket>) -> io::Result<()> {
+    pub(super) fn set(&self, socket: CloseOnFork<UdpSocket>) -> io::Result<()> {
         self.0
             .set(Socket::new(socket)?)
             .map_err(|_| io::ErrorKind::AlreadyExists.into())

@@ -41,11 +41,11 @@ pub struct Envelope {
 /// in its run: same source, same destination.
 pub trait Seal: FnMut(&mut [u8], &Envelope) + Send {
     /// A clone of it.
-    fn another(&self) -> Box<dyn Seal>;
+    fn boxed_clone(&self) -> Box<dyn Seal>;
 }
 
 impl<F: FnMut(&mut [u8], &Envelope) + Send + Clone + 'static> Seal for F {
-    fn another(&self) -> Box<dyn Seal> {
+    fn boxed_clone(&self) -> Box<dyn Seal> {
         Box::new(self.clone())
     }
 }
@@ -127,8 +127,8 @@ impl TxBatch {
     }
 
     /// An empty batch for the same link with the same seal.
-    pub(super) fn another(&self) -> Self {
-        Self::sealed_by(self.local, (*self.seal).another())
+    pub(super) fn clone_empty(&self) -> Self {
+        Self::sealed_by(self.local, (*self.seal).boxed_clone())
     }
 
     /// Whether no packet is unsent.
@@ -217,7 +217,7 @@ impl TxBatch {
     }
 
     /// Adds the packet in the first `len` free bytes of the arena to a run, and seals it there.
-    fn place(&mut self, len: usize, dst: SocketAddr) -> &mut [u8] {
+    fn append(&mut self, len: usize, dst: SocketAddr) -> &mut [u8] {
         assert!((1..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
         let (start, end) = (self.filled, self.filled + len);
         self.filled = end;
@@ -265,7 +265,7 @@ impl<'a> Slot<'a> {
     ///
     /// When `len` is 0 or more than [`MAX_PACKET`].
     pub fn send(self, len: usize, dst: SocketAddr) -> &'a mut [u8] {
-        self.batch.place(len, dst)
+        self.batch.append(len, dst)
     }
 }
 

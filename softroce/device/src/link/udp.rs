@@ -14,7 +14,7 @@ use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
-use crate::host::{JoinError, Unforked};
+use crate::host::{CloseOnFork, JoinError};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -60,7 +60,7 @@ pub enum BindError {
     },
     /// A wildcard, multicast or broadcast address: the ICRC covers the source address, so it must
     /// be unicast.
-    #[error("{addr} cannot be bound: a RoCEv2 device has one definite address, such as 127.0.0.1")]
+    #[error("{addr} cannot be bound: a RoCEv2 device has one require_unicast address, such as 127.0.0.1")]
     NotUnicast {
         /// The requested address.
         addr: SocketAddr,
@@ -100,7 +100,7 @@ impl BindError {
 }
 
 /// The canonical form of a unicast address.
-pub(crate) fn definite(addr: SocketAddr) -> Result<SocketAddr, BindError> {
+pub(crate) fn require_unicast(addr: SocketAddr) -> Result<SocketAddr, BindError> {
     let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
     let unicast = match addr.ip() {
         IpAddr::V4(ip) => !ip.is_broadcast(),
@@ -114,13 +114,13 @@ pub(crate) fn definite(addr: SocketAddr) -> Result<SocketAddr, BindError> {
 
 /// Binds a UDP link; see [`Link::udp`].
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
-    let addr = definite(addr)?;
+    let addr = require_unicast(addr)?;
     let bound = UdpSocket::bind(addr).and_then(|socket| open(socket.into()));
     bound.map_err(|source| BindError::new(addr, source))
 }
 
 /// A UDP link on a socket; see [`Link::over`].
-pub(super) fn open(socket: Unforked<UdpSocket>) -> io::Result<Link> {
+pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let socket = Socket::new(socket)?;
     let local = socket.local();
     let mtu = interface::mtu_of(&socket, local.ip());
@@ -198,7 +198,7 @@ impl Transmit for UdpTx {
                     Errno::EINTR => {}
                     Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT => return Err(error),
                     Errno::EINVAL | Errno::EIO if self.probe_without_gso(batch) => {}
-                    errno => self.give_up(batch, errno),
+                    errno => self.drop_run(batch, errno),
                 },
             }
         }
@@ -230,7 +230,7 @@ impl UdpTx {
     }
 
     /// Drops the first run as lost.
-    fn give_up(&mut self, batch: &mut TxBatch, errno: Errno) {
+    fn drop_run(&mut self, batch: &mut TxBatch, errno: Errno) {
         if let Some(run) = batch.runs().next()
             && self.refused.is_new(errno)
         {
@@ -253,14 +253,14 @@ fn outgoing(run: super::RunRef<'_>) -> Outgoing<'_> {
 /// The errors already reported, so that a lasting one does not flood the log.
 #[derive(Default)]
 struct Refusals {
-    told: Vec<Errno>,
+    reported: Vec<Errno>,
 }
 
 impl Refusals {
     fn is_new(&mut self, errno: Errno) -> bool {
-        let new = !self.told.contains(&errno);
+        let new = !self.reported.contains(&errno);
         if new {
-            self.told.push(errno);
+            self.reported.push(errno);
         }
         new
     }
@@ -285,11 +285,11 @@ impl Receive for UdpRx {
             return receive_from(&self.socket, own, batch);
         };
         self.other_first = !self.other_first;
-        let mut inlets = [(&*self.socket, own), (other, others)];
+        let mut sockets = [(&*self.socket, own), (other, others)];
         if self.other_first {
-            inlets.reverse();
+            sockets.reverse();
         }
-        let [(first, expected), (second, expected_there)] = inlets;
+        let [(first, expected), (second, expected_there)] = sockets;
         match receive_from(first, expected, batch)? {
             0 => receive_from(second, expected_there, batch),
             count => Ok(count),

@@ -25,7 +25,7 @@ use crate::gpu;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
-pub(crate) use table::{Referred, Region, Shares, Spot, Table};
+pub(crate) use table::{Location, PayloadRef, Region, SharedBacking, Table};
 pub use window::{Bound, Mw, WindowKind};
 
 /// Whether GPU memory can be registered in this process. Loads the CUDA driver, which takes a tenth
@@ -142,8 +142,8 @@ impl HostRange {
             Ok(()) => Ok(None),
             Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
                 None => Err(error),
-                Some(gpu::Place::Host) => Ok(None),
-                Some(gpu::Place::Device(range)) => Ok(Some(range)),
+                Some(gpu::MemoryKind::Host) => Ok(None),
+                Some(gpu::MemoryKind::Device(range)) => Ok(Some(range)),
             },
         }
     }
@@ -176,7 +176,7 @@ impl Pd {
         rights.check()?;
         let device = range.prepare(rights)?;
         if let Some(range) = &device {
-            self.device().shared().take_devices(range);
+            self.device().shared().enable_device_memory(range);
         }
         let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
@@ -195,10 +195,10 @@ impl Pd {
     pub unsafe fn register_device(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
         rights.check()?;
         range.check()?;
-        let Some(gpu::Place::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
+        let Some(gpu::MemoryKind::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
             return Err(RegisterError::NoDevice);
         };
-        self.device().shared().take_devices(&device);
+        self.device().shared().enable_device_memory(&device);
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
         self.add(region.on_device(Some(device)), Kind::Host(range))
     }
@@ -266,7 +266,7 @@ impl Mr {
                 let range = change.range.unwrap_or(range);
                 let device = range.prepare(rights)?;
                 if let Some(range) = &device {
-                    self.device().shared().take_devices(range);
+                    self.device().shared().enable_device_memory(range);
                 }
                 Some((range, device))
             }
@@ -286,7 +286,7 @@ impl Mr {
             .memory
             .change(self.key, placed, pd.id(), rights)
             .map_err(|Bound| RegisterError::Bound)?;
-        core.take_back_region(self.key, before);
+        core.revoke_region_memory(self.key, before);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
         if let Some(range) = range {
@@ -304,7 +304,7 @@ impl Mr {
     pub fn deregister(&self) -> Result<(), Bound> {
         let mut core = self.device().shared().core.lock();
         core.memory.deregister(self.key)?;
-        core.take_back_region(self.key, Shares::default());
+        core.revoke_region_memory(self.key, SharedBacking::default());
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
         Ok(())
@@ -315,7 +315,7 @@ impl Drop for Mr {
     fn drop(&mut self) {
         let mut core = self.device().shared().core.lock();
         let shares = core.memory.remove(self.key);
-        core.take_back_region(self.key, shares);
+        core.revoke_region_memory(self.key, shares);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
     }

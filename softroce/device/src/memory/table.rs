@@ -16,7 +16,7 @@ use self::window::Window;
 use super::{Bound, HostRange, Rights, copy};
 use crate::capacity;
 use crate::gpu::{self, Failed};
-use crate::local::segment::{Place, Segment, SegmentId};
+use crate::shm_ring::segment::{Segment, SegmentId, SegmentRange};
 
 /// A registered range.
 #[derive(Debug)]
@@ -30,16 +30,16 @@ pub(crate) struct Region {
     /// Windows bound to it.
     windows: usize,
     /// Its range of a shared memory segment, if it has one.
-    segment: Option<Place>,
+    segment: Option<SegmentRange>,
     /// GPU memory: `base` is then a device address, and no pointer.
     device: Option<gpu::Range>,
 }
 
 /// The location of a range of a region.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Spot<'a> {
+pub(crate) enum Location<'a> {
     /// A null region: reads give zeroes, writes are dropped.
-    Nowhere,
+    Null,
     /// Host memory.
     Host(*mut u8),
     /// GPU memory, from this byte of the registered range on.
@@ -73,15 +73,15 @@ impl Region {
     }
 
     /// The same, in a shared memory segment.
-    pub(super) fn in_segment(self, segment: Option<Place>) -> Self {
+    pub(super) fn in_segment(self, segment: Option<SegmentRange>) -> Self {
         Self { segment, ..self }
     }
 
     /// A payload reference to `len` bytes of it at `at`.
-    fn refer(&self, key: u32, at: *mut u8, len: usize) -> Referred {
+    fn payload_ref(&self, key: u32, at: *mut u8, len: usize) -> PayloadRef {
         let offset = (at.addr() - self.base.addr()) as u64;
         let segment = self.segment.as_ref();
-        Referred {
+        PayloadRef {
             key,
             at,
             len,
@@ -91,11 +91,11 @@ impl Region {
     }
 
     /// The location of a pointer from `locate`.
-    fn spot(&self, at: *mut u8) -> Spot<'_> {
+    fn location(&self, at: *mut u8) -> Location<'_> {
         match &self.device {
-            Some(range) => Spot::Device(range, at.addr() - self.base.addr()),
-            None if self.base.is_null() => Spot::Nowhere,
-            None => Spot::Host(at),
+            Some(range) => Location::Device(range, at.addr() - self.base.addr()),
+            None if self.base.is_null() => Location::Null,
+            None => Location::Host(at),
         }
     }
 
@@ -129,14 +129,14 @@ impl Region {
 
 /// What other processes may have mapped of a region.
 #[derive(Debug, Default)]
-pub(crate) struct Shares {
+pub(crate) struct SharedBacking {
     pub(crate) segment: Option<Arc<Segment>>,
     pub(crate) allocation: Option<Arc<gpu::Allocation>>,
 }
 
 /// Memory that a packet for another process of this host refers to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Referred {
+pub(crate) struct PayloadRef {
     /// The region's key.
     pub(crate) key: u32,
     pub(crate) at: *const u8,
@@ -152,7 +152,7 @@ static ZEROS: [u8; EndpointConfig::LANE_MTU] = [0; EndpointConfig::LANE_MTU];
 
 #[derive(Debug)]
 enum Object {
-    Nothing,
+    Free,
     Region(Region),
     Window(Window),
 }
@@ -177,15 +177,15 @@ pub(crate) struct Table {
     /// Bound windows.
     bindings: usize,
     /// The payload references of the packet being written.
-    referred: Vec<Referred>,
+    payload_refs: Vec<PayloadRef>,
     /// Queue pairs with GPU copies of READ responses in flight: their sends may read that memory.
-    unsettled: Vec<Qpn>,
+    reads_pending: Vec<Qpn>,
     /// GPU memory was registered: without it no packet needs the check.
-    knows_devices: bool,
+    has_device_memory: bool,
     /// Staging of UDP payloads from and to GPU memory.
-    ahead: gpu::Ahead,
+    udp_staging: gpu::UdpStaging,
     /// Regions that lost a window: references made through it are to be revoked.
-    retracted: Vec<u32>,
+    revoked_regions: Vec<u32>,
 }
 
 // SAFETY: the pointers in `payload_refs` are to registered memory, as those of the regions are.
@@ -201,45 +201,47 @@ impl Table {
             regions: 0,
             windows: 0,
             bindings: 0,
-            referred: Vec::new(),
-            unsettled: Vec::new(),
-            knows_devices: false,
-            ahead: gpu::Ahead::default(),
-            retracted: Vec::new(),
+            payload_refs: Vec::new(),
+            reads_pending: Vec::new(),
+            has_device_memory: false,
+            udp_staging: gpu::UdpStaging::default(),
+            revoked_regions: Vec::new(),
         }
     }
 
-    pub(crate) fn referred(&self) -> &[Referred] {
-        &self.referred
+    pub(crate) fn payload_refs(&self) -> &[PayloadRef] {
+        &self.payload_refs
     }
 
     /// Before the next packet is written.
-    pub(crate) fn forget_referred(&mut self) {
-        self.referred.clear();
+    pub(crate) fn clear_payload_refs(&mut self) {
+        self.payload_refs.clear();
     }
 
     /// GPU copies of READ responses to this queue pair are in flight.
-    pub(crate) fn unsettle(&mut self, qpn: Qpn) {
-        if !self.unsettled.contains(&qpn) {
-            self.unsettled.push(qpn);
+    pub(crate) fn mark_reads_pending(&mut self, qpn: Qpn) {
+        if !self.reads_pending.contains(&qpn) {
+            self.reads_pending.push(qpn);
         }
     }
 
     /// Removes and returns the queue pairs of which `is_pending` is false: their READs are in
     /// memory.
-    pub(crate) fn settle(&mut self, is: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
-        let (left, settled) = mem::take(&mut self.unsettled).into_iter().partition(|qpn| is(*qpn));
-        self.unsettled = left;
-        settled
+    pub(crate) fn take_reads_done(&mut self, is_pending: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
+        let (pending, done) = mem::take(&mut self.reads_pending)
+            .into_iter()
+            .partition(|qpn| is_pending(*qpn));
+        self.reads_pending = pending;
+        done
     }
 
-    pub(crate) fn has_retracted(&self) -> bool {
-        !self.retracted.is_empty()
+    pub(crate) fn has_revoked(&self) -> bool {
+        !self.revoked_regions.is_empty()
     }
 
     /// The next region that lost a window, by its key.
-    pub(crate) fn retracted(&mut self) -> Option<u32> {
-        self.retracted.pop()
+    pub(crate) fn poll_revoked(&mut self) -> Option<u32> {
+        self.revoked_regions.pop()
     }
 
     /// The segment of a region.
@@ -252,8 +254,8 @@ impl Table {
     }
 
     /// Restores the payload references of a deferred packet.
-    pub(crate) fn refer_again(&mut self, referred: Vec<Referred>) {
-        self.referred = referred;
+    pub(crate) fn restore_payload_refs(&mut self, payload_refs: Vec<PayloadRef>) {
+        self.payload_refs = payload_refs;
     }
 
     /// Adds a region and returns its key; `None` when there are too many.
@@ -263,13 +265,13 @@ impl Table {
         }
         let is_device = region.device.is_some();
         let key = self.insert(Object::Region(region))?;
-        self.knows_devices |= is_device;
+        self.has_device_memory |= is_device;
         self.regions += 1;
         Some(key)
     }
 
     /// Removes a region, unbinds its windows, and returns what others may have mapped of it.
-    pub(super) fn remove(&mut self, key: u32) -> Shares {
+    pub(super) fn remove(&mut self, key: u32) -> SharedBacking {
         let index = (key >> 16) as u16;
         if let Some(Slot {
             object: Object::Region(region),
@@ -281,14 +283,14 @@ impl Table {
             }
             self.regions -= 1;
             return match self.free(index) {
-                Object::Region(region) => Shares {
+                Object::Region(region) => SharedBacking {
                     segment: region.segment.map(|place| place.segment),
                     allocation: region.device.map(|range| range.allocation),
                 },
-                _ => Shares::default(),
+                _ => SharedBacking::default(),
             };
         }
-        Shares::default()
+        SharedBacking::default()
     }
 
     /// Invalidates a region unless windows are bound to it. The slot stays taken until it is
@@ -331,25 +333,25 @@ impl Table {
     pub(super) fn change(
         &mut self,
         key: u32,
-        range: Option<(HostRange, Option<Place>, Option<gpu::Range>)>,
+        range: Option<(HostRange, Option<SegmentRange>, Option<gpu::Range>)>,
         pd: PdId,
         rights: Rights,
-    ) -> Result<Shares, Bound> {
+    ) -> Result<SharedBacking, Bound> {
         let is_device = matches!(&range, Some((_, _, Some(_))));
         let Some(region) = self.region_mut(key) else {
-            return Ok(Shares::default());
+            return Ok(SharedBacking::default());
         };
         if region.windows > 0 {
             return Err(Bound);
         }
-        let mut before = Shares::default();
+        let mut before = SharedBacking::default();
         if let Some((range, segment, device)) = range {
             (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
             before.segment = mem::replace(&mut region.segment, segment).map(|place| place.segment);
             before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
         }
         (region.pd, region.rights) = (pd, rights);
-        self.knows_devices |= is_device;
+        self.has_device_memory |= is_device;
         Ok(before)
     }
 
@@ -372,7 +374,7 @@ impl Table {
 
     fn free(&mut self, index: u16) -> Object {
         self.free.push(index);
-        mem::replace(&mut self.slots[usize::from(index)].object, Object::Nothing)
+        mem::replace(&mut self.slots[usize::from(index)].object, Object::Free)
     }
 
     fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {
@@ -384,16 +386,24 @@ impl Table {
     }
 
     /// Checks a local access, and locates it.
-    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Spot<'_>, AccessError> {
+    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Location<'_>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
             return Err(AccessError);
         }
-        Ok(region.spot(region.locate(addr, len as u64)?))
+        Ok(region.location(region.locate(addr, len as u64)?))
     }
 
-    fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<Spot<'_>, AccessError> {
-        self.remote_keyed(via, key, addr, len, right).map(|(_, spot)| spot)
+    fn remote(
+        &self,
+        via: Via,
+        key: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<Location<'_>, AccessError> {
+        self.remote_keyed(via, key, addr, len, right)
+            .map(|(_, location)| location)
     }
 
     /// Checks a peer's access, and returns the region's key and the location.
@@ -404,9 +414,9 @@ impl Table {
         addr: u64,
         len: u64,
         right: RemoteRight,
-    ) -> Result<(u32, Spot<'_>), AccessError> {
+    ) -> Result<(u32, Location<'_>), AccessError> {
         let (region, key, addr) = self.remote_region(via, key, addr, len, right)?;
-        Ok((key, region.spot(region.locate(addr, len)?)))
+        Ok((key, region.location(region.locate(addr, len)?)))
     }
 
     /// The region that a peer accesses, its key, and the address in it.
@@ -436,7 +446,13 @@ impl Table {
     }
 
     /// The location for received bytes.
-    pub(crate) fn local_target(&self, pd: PdId, lkey: LKey, addr: u64, len: usize) -> Result<Spot<'_>, AccessError> {
+    pub(crate) fn local_target(
+        &self,
+        pd: PdId,
+        lkey: LKey,
+        addr: u64,
+        len: usize,
+    ) -> Result<Location<'_>, AccessError> {
         self.local(pd, lkey, addr, len, true)
     }
 
@@ -447,15 +463,15 @@ impl Table {
         rkey: RKey,
         addr: u64,
         len: usize,
-    ) -> Result<(u32, Spot<'_>), AccessError> {
+    ) -> Result<(u32, Location<'_>), AccessError> {
         self.remote_keyed(via, rkey, addr, len as u64, RemoteRight::Write)
     }
 }
 
-impl Spot<'_> {
+impl Location<'_> {
     fn read(self, dst: &mut [u8]) -> Result<(), AccessError> {
         match self {
-            Self::Nowhere => {
+            Self::Null => {
                 dst.fill(0);
                 Ok(())
             }
@@ -477,7 +493,7 @@ impl Spot<'_> {
     /// It is writable for the length of `src`, which is the device's own memory.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
         match self {
-            Self::Nowhere => Ok(()),
+            Self::Null => Ok(()),
             Self::Host(dst) => {
                 // SAFETY: the same contract.
                 unsafe { copy::to_peer_visible(src, dst) };
@@ -497,7 +513,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         self.local(pd, lkey, addr, dst.len(), false)?.read(dst)
     }
 
@@ -512,7 +528,7 @@ impl Memory for Table {
         let len = dst.len().saturating_add(behind);
         match self.on_device(|table| table.local(pd, lkey, addr, len, false)) {
             Some((range, at)) => {
-                let read = self.ahead.read(&range, at, dst, behind);
+                let read = self.udp_staging.read(&range, at, dst, behind);
                 read.map_err(|Failed| AccessError)
             }
             None => self.gather(pd, lkey, addr, dst),
@@ -530,12 +546,12 @@ impl Memory for Table {
         if src.is_empty() {
             return Ok(());
         }
-        if self.ahead.puts_by()
+        if self.udp_staging.is_write_behind()
             && let Some((range, at)) = self.on_device(|table| table.local(pd, lkey, addr, src.len(), true))
         {
-            return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
+            return self.udp_staging.write(&range, at, src).map_err(|Failed| AccessError);
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         // SAFETY: inside a region with LOCAL_WRITE, thus writable.
         unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
     }
@@ -558,7 +574,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         self.remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?
             .read(dst)
     }
@@ -574,7 +590,7 @@ impl Memory for Table {
         let len = dst.len().saturating_add(behind);
         match self.on_device(|table| table.remote(via, rkey, addr, len as u64, RemoteRight::Read)) {
             Some((range, at)) => {
-                let read = self.ahead.read(&range, at, dst, behind);
+                let read = self.udp_staging.read(&range, at, dst, behind);
                 read.map_err(|Failed| AccessError)
             }
             None => self.remote_read(via, rkey, addr, dst),
@@ -585,13 +601,13 @@ impl Memory for Table {
         if src.is_empty() {
             return Ok(());
         }
-        if self.ahead.puts_by()
+        if self.udp_staging.is_write_behind()
             && let Some((range, at)) =
                 self.on_device(|table| table.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write))
         {
-            return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
+            return self.udp_staging.write(&range, at, src).map_err(|Failed| AccessError);
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding
         // grant that only with LOCAL_WRITE, thus writable.
@@ -599,11 +615,11 @@ impl Memory for Table {
     }
 
     fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         let word = match self.remote(via, rkey, addr, 8, RemoteRight::Atomic)? {
-            Spot::Host(word) => word,
-            Spot::Nowhere => return Err(AccessError),
-            Spot::Device(..) => {
+            Location::Host(word) => word,
+            Location::Null => return Err(AccessError),
+            Location::Device(..) => {
                 tracing::debug!("an atomic on memory of a GPU is refused: the soft device has none there");
                 return Err(AccessError);
             }
@@ -627,11 +643,11 @@ impl Memory for Table {
 
     fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
         let is_device = |sge: &Sge| self.region(pd, sge.lkey.0).is_ok_and(|region| region.device.is_some());
-        self.knows_devices && sges.iter().any(is_device)
+        self.has_device_memory && sges.iter().any(is_device)
     }
 
     fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
-        if !self.knows_devices {
+        if !self.has_device_memory {
             return false;
         }
         let slot = self
@@ -649,18 +665,18 @@ impl Memory for Table {
     }
 
     fn is_unsettled(&self, qpn: Qpn) -> bool {
-        !self.unsettled.is_empty() && self.unsettled.contains(&qpn)
+        !self.reads_pending.is_empty() && self.reads_pending.contains(&qpn)
     }
 
     fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let len = sge.len as usize;
-        let referred = match self.local(pd, sge.lkey, sge.addr, len, false)? {
-            Spot::Host(at) => self.region(pd, sge.lkey.0)?.refer(sge.lkey.0, at, len),
-            Spot::Device(_, offset) => {
+        let payload_ref = match self.local(pd, sge.lkey, sge.addr, len, false)? {
+            Location::Host(at) => self.region(pd, sge.lkey.0)?.payload_ref(sge.lkey.0, at, len),
+            Location::Device(_, offset) => {
                 let region = self.region(pd, sge.lkey.0)?;
-                region.refer(sge.lkey.0, region.base.wrapping_add(offset), len)
+                region.payload_ref(sge.lkey.0, region.base.wrapping_add(offset), len)
             }
-            Spot::Nowhere => Referred {
+            Location::Null => PayloadRef {
                 key: sge.lkey.0,
                 at: ZEROS.as_ptr(),
                 // No packet is longer.
@@ -669,15 +685,15 @@ impl Memory for Table {
                 device: None,
             },
         };
-        self.referred.push(referred);
+        self.payload_refs.push(payload_ref);
         Ok(())
     }
 
     fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let (region, key, addr) = self.remote_region(via, rkey, addr, u64::from(len), RemoteRight::Read)?;
         let at = region.locate(addr, u64::from(len))?;
-        let referred = region.refer(key, at, len as usize);
-        self.referred.push(referred);
+        let payload_ref = region.payload_ref(key, at, len as usize);
+        self.payload_refs.push(payload_ref);
         Ok(())
     }
 }

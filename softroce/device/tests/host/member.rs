@@ -164,7 +164,9 @@ fn is_a_member() {
         let said = match command.unwrap().as_str() {
             "members" => lives().filter(is_there).count().to_string(),
             "seen" => lives().count().to_string(),
-            "holder" => host.holder().map_or(String::new(), |holder| holder.slot().to_string()),
+            "holder" => host
+                .port_holder()
+                .map_or(String::new(), |holder| holder.slot().to_string()),
             "block" => host.claim(0).unwrap().index().to_string(),
             "fork" => {
                 // SAFETY: the child takes no lock that another thread may have held: the device's

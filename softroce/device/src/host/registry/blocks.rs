@@ -15,10 +15,10 @@ pub(super) struct Blocks<const COUNT: usize> {
 impl<const COUNT: usize> Blocks<COUNT> {
     /// Claims a free block for `me`: a never used one where there is one, searched from `start` on;
     /// else the one released longest ago.
-    pub(super) fn claim(&self, me: MemberId, start: usize, lives: impl Fn(MemberId) -> bool) -> Option<usize> {
+    pub(super) fn claim(&self, me: MemberId, start: usize, is_alive: impl Fn(MemberId) -> bool) -> Option<usize> {
         // An attempt fails only if another member has claimed one at the same time.
         for _ in 0..=COUNT {
-            let (found, index) = self.find(start, &lives)?;
+            let (found, index) = self.find(start, &is_alive)?;
             let word = &self.words[index];
             if word
                 .compare_exchange(found, me.pack(), Ordering::AcqRel, Ordering::Relaxed)
@@ -32,10 +32,10 @@ impl<const COUNT: usize> Blocks<COUNT> {
 
     /// The block for [`claim`](Self::claim), and its word. Releases the blocks of dead members on
     /// the way.
-    fn find(&self, start: usize, lives: impl Fn(MemberId) -> bool) -> Option<(u64, usize)> {
+    fn find(&self, start: usize, is_alive: impl Fn(MemberId) -> bool) -> Option<(u64, usize)> {
         let mut oldest = None;
         for index in (0..COUNT).map(|offset| (start + offset) % COUNT) {
-            let Some(found) = self.free(index, &lives) else {
+            let Some(found) = self.free(index, &is_alive) else {
                 continue;
             };
             if found == 0 {
@@ -50,11 +50,11 @@ impl<const COUNT: usize> Blocks<COUNT> {
 
     /// The release number of a free block; `None` when it has an owner. Releases the block of a
     /// dead one.
-    fn free(&self, index: usize, lives: impl Fn(MemberId) -> bool) -> Option<u64> {
+    fn free(&self, index: usize, is_alive: impl Fn(MemberId) -> bool) -> Option<u64> {
         let word = &self.words[index];
         let mut found = word.load(Ordering::Acquire);
         while let Some(owner) = MemberId::unpack(found) {
-            if lives(owner) {
+            if is_alive(owner) {
                 return None;
             }
             let release = self.next_release();

@@ -42,7 +42,7 @@ impl FaultConfig {
 pub enum FaultConfigError {
     /// A part is not `name=value`.
     #[error("'{part}' is not NAME=VALUE, such as drop=0.05")]
-    Form {
+    Syntax {
         /// The part.
         part: String,
     },
@@ -79,7 +79,7 @@ impl FromStr for FaultConfig {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part
                 .split_once('=')
-                .ok_or_else(|| FaultConfigError::Form { part: part.into() })?;
+                .ok_or_else(|| FaultConfigError::Syntax { part: part.into() })?;
             let (name, value) = (name.trim(), value.trim());
             if given.contains(&name) {
                 return Err(FaultConfigError::Twice { name: name.into() });

@@ -103,7 +103,7 @@ impl FaultTx {
 impl Transmit for FaultTx {
     fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
         self.hold(batch, now);
-        let due = self.due.get_or_insert_with(|| batch.another());
+        let due = self.due.get_or_insert_with(|| batch.clone_empty());
         while let Some(Reverse(next)) = self.held.peek().filter(|next| next.0.at <= now) {
             let Some(mut slot) = due.slot() else {
                 self.inner.transmit(due, now)?;

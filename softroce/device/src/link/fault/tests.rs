@@ -154,7 +154,7 @@ fn a_fault_that_is_added_leaves_the_others_where_they_were() {
 }
 
 #[test]
-fn fractions_come_out_as_asked() {
+fn fractions_match_the_configuration() {
     const PACKETS: u32 = 20_000;
     // Six standard deviations of the binomial: a failing seed is a bug, not bad luck.
     let near = |count: usize, fraction: f64| {

@@ -175,7 +175,7 @@ fn bind_errors_name_the_address_and_the_port() {
 }
 
 #[test]
-fn permission_denied_is_told_apart() {
+fn permission_denied_has_its_own_error() {
     let addr = SocketAddr::from(([127, 0, 0, 1], 80));
     let error = BindError::new(addr, io::ErrorKind::PermissionDenied.into());
     assert_eq!(
@@ -228,7 +228,7 @@ fn a_datagram_ends_parking() {
 }
 
 #[test]
-fn no_wake_is_lost_between_two_threads_that_take_turns() {
+fn no_wake_up_is_lost_between_alternating_threads() {
     const ROUNDS: u32 = 2_000;
     let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
     let (wake_a, wake_b) = (a.parker.waker(), b.parker.waker());
@@ -251,7 +251,7 @@ fn no_wake_is_lost_between_two_threads_that_take_turns() {
 }
 
 #[test]
-fn faults_strike_on_real_sockets() {
+fn faults_apply_to_real_sockets() {
     let faults = "corrupt=1,duplicate=1".parse().unwrap();
     let (a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
     let mut a = a.with_faults(faults);

@@ -151,7 +151,7 @@ impl Table {
         }) = self.slots.get_mut(usize::from(bound.region))
         {
             region.windows -= 1;
-            self.retracted.push(*key);
+            self.revoked_regions.push(*key);
         }
     }
 
