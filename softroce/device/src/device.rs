@@ -61,7 +61,7 @@ pub enum OpenError {
         mtu: u32,
     },
     /// Port 0, which peers cannot know.
-    #[error("cannot open {device}: RoCEv2 needs a require_unicast UDP port, not 0")]
+    #[error("cannot open {device}: RoCEv2 needs a definite UDP port, not 0")]
     Port {
         /// The device's name.
         device: String,

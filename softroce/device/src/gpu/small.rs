@@ -34,11 +34,11 @@ pub(crate) fn start_small_copies(memory: &Memory) -> SmallCopyDevice {
     let context = memory.context();
     let device = context.device();
     let Some(claim) = claim(device) else {
-        tracing::debug!("small copies of {device} go by its copy engines: another process does them by blocks");
+        tracing::debug!("small copies of {device} use its copy engines: another process has claimed it");
         return (context.clone(), None);
     };
     let made = SmallCopies::new(context).inspect_err(|error| {
-        tracing::warn!("small copies of {device} go by its copy engines: {error}");
+        tracing::warn!("small copies of {device} use its copy engines: {error}");
     });
     let block = made.ok().map(|copies| Block { copies, _claim: claim });
     (context.clone(), block)

@@ -60,7 +60,7 @@ pub enum BindError {
     },
     /// A wildcard, multicast or broadcast address: the ICRC covers the source address, so it must
     /// be unicast.
-    #[error("{addr} cannot be bound: a RoCEv2 device has one require_unicast address, such as 127.0.0.1")]
+    #[error("{addr} cannot be bound: a RoCEv2 device has one unicast address, such as 127.0.0.1")]
     NotUnicast {
         /// The requested address.
         addr: SocketAddr,

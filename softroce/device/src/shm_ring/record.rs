@@ -218,7 +218,7 @@ impl Control {
             2 => PayloadLocation::Bulk,
             3 => PayloadLocation::RefsInSlot,
             4 => PayloadLocation::RefsInBulk,
-            _ => return Err(Broken("a record of no location")),
+            _ => return Err(Broken("a record with an unknown payload location")),
         };
         let control = Self {
             kind,

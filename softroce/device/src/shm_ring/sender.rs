@@ -363,7 +363,7 @@ impl Sender {
         control.location = otherwise;
         let offset = self.bulk.take(bytes.len(), MAX_BULK);
         let Some((offset, bulk)) = offset.and_then(|offset| Some((offset, self.map.bulk(offset, bytes.len())?))) else {
-            unreachable!("a record may take MAX_BULK in one piece, and there was room")
+            unreachable!("a record may take MAX_BULK of contiguous space, which was checked")
         };
         // SAFETY: within the bulk area, and ours until the record is consumed; then eight bytes
         // behind the header, which is shorter than the slot by more.
