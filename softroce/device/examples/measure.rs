@@ -210,12 +210,12 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()?;
     let side = Side::new(bytes)?;
-    let mut tell = child.stdin.take().ok_or("no pipe")?;
-    let mut hear = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
-    let key = hear.next().ok_or("the server ended")??;
+    let mut to_server = child.stdin.take().ok_or("no pipe")?;
+    let mut from_server = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
+    let key = from_server.next().ok_or("the server ended")??;
     let peer = side.connect(&key)?;
-    writeln!(tell, "{}", side.key())?;
-    hear.next().ok_or("the server ended")??;
+    writeln!(to_server, "{}", side.key())?;
+    from_server.next().ok_or("the server ended")??;
 
     let sge = [Sge {
         addr: side.memory.as_ptr().addr() as u64,
@@ -241,8 +241,8 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
     );
     eprintln!("client: {:?}", side.device.counters());
 
-    writeln!(tell)?;
-    hear.next().ok_or("the server ended")??;
+    writeln!(to_server)?;
+    from_server.next().ok_or("the server ended")??;
     let mut rounds = Vec::with_capacity(LATENCY_ROUNDS);
     for round in 1..=LATENCY_ROUNDS as u64 {
         let start = Instant::now();
@@ -258,7 +258,7 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
         at(0.5),
         at(0.99)
     );
-    drop(tell);
+    drop(to_server);
     child.wait()?;
     Ok(())
 }

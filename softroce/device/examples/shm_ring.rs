@@ -1,7 +1,7 @@
 //! The cost of a shm ring between two busy-polling processes: half a round trip of a small record,
 //! and the bandwidth of each copy mode beside memcpy and process_vm_readv(2) alone.
 //!
-//! `cargo run --release -p doorbell-softroce --example lane`
+//! `cargo run --release -p doorbell-softroce --example shm_ring`
 
 use std::error::Error;
 use std::fs::File;
@@ -27,7 +27,7 @@ const HEADER: [u8; 28] = [7; 28];
 const REFERRER: Referrer<'static> = Referrer { qpn: 1, keys: &[1] };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Mover {
+enum CopyMode {
     Shared,
     Vm,
     Ring,
@@ -35,15 +35,15 @@ enum Mover {
 
 /// A command of the measuring process, in the header of a record.
 #[derive(Clone, Copy)]
-struct Order {
-    mover: Mover,
+struct Command {
+    mode: CopyMode,
     bytes: usize,
     messages: usize,
 }
 
-impl Order {
+impl Command {
     fn encode(self) -> [u8; 17] {
-        let mut bytes = [self.mover as u8; 17];
+        let mut bytes = [self.mode as u8; 17];
         bytes[1..9].copy_from_slice(&(self.bytes as u64).to_ne_bytes());
         bytes[9..].copy_from_slice(&(self.messages as u64).to_ne_bytes());
         bytes
@@ -52,9 +52,9 @@ impl Order {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 17] = bytes.try_into().ok()?;
         let number = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?) as usize);
-        let mover = [Mover::Shared, Mover::Vm, Mover::Ring][usize::from(bytes[0])];
+        let mode = [CopyMode::Shared, CopyMode::Vm, CopyMode::Ring][usize::from(bytes[0])];
         Some(Self {
-            mover,
+            mode,
             bytes: number(1)?,
             messages: number(9)?,
         })
@@ -71,13 +71,13 @@ fn send(sender: &mut Sender, header: &[u8], payload: Payload<'_>) -> Result<(), 
 
 fn receive<R>(receiver: &mut Receiver, mut take: impl FnMut(Received<'_>) -> R) -> Result<R, Failure> {
     let mut begin = None;
-    for turn in 1_u64.. {
+    for poll in 1_u64.. {
         if let Some(taken) = receiver.pop(&mut take)? {
             return Ok(taken);
         }
         spin_loop();
         // Read seldom enough to cost nothing.
-        if turn % (1 << 20) == 0 && begin.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(10) {
+        if poll % (1 << 20) == 0 && begin.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(10) {
             break;
         }
     }
@@ -88,40 +88,40 @@ fn receive<R>(receiver: &mut Receiver, mut take: impl FnMut(Received<'_>) -> R) 
 fn serve(mut sender: Sender, mut receiver: Receiver, buffer: &[u8], id: SegmentId) -> Result<(), Failure> {
     let mut inline = vec![0; 1 << 16];
     loop {
-        let order = receive(&mut receiver, |record| {
+        let command = receive(&mut receiver, |record| {
             let len = record.body.len();
             record
                 .body
                 .copy_to_slice(0, &mut inline[..len])
-                .map(|()| (Order::decode(record.header), len, record.header.len()))
+                .map(|()| (Command::decode(record.header), len, record.header.len()))
         })?;
-        let (order, len, header) = order?;
-        let order = match order {
-            Some(order) => order,
+        let (command, len, header) = command?;
+        let command = match command {
+            Some(command) => command,
             _ if header == 0 => return Ok(()),
             _ => {
                 send(&mut sender, &HEADER, Payload::Inline(&inline[..len]))?;
                 continue;
             }
         };
-        for message in 0..order.messages {
-            let start = message * order.bytes % (BUFFER - order.bytes + 1);
-            let message = &buffer[start..start + order.bytes];
+        for message in 0..command.messages {
+            let start = message * command.bytes % (BUFFER - command.bytes + 1);
+            let message = &buffer[start..start + command.bytes];
             for (index, packet) in message.chunks(LARGEST).enumerate() {
                 while !sender.has_space()? {
                     spin_loop();
                 }
                 let len = packet.len() as u32;
-                let reference = match order.mover {
-                    Mover::Shared => {
+                let reference = match command.mode {
+                    CopyMode::Shared => {
                         let offset = (start + index * LARGEST) as u64;
                         Reference::Segment { id, offset, len }
                     }
-                    Mover::Vm => {
+                    CopyMode::Vm => {
                         let addr = packet.as_ptr().expose_provenance() as u64;
                         Reference::Process { addr, len }
                     }
-                    Mover::Ring => {
+                    CopyMode::Ring => {
                         let (reference, at) = sender.copy_in(packet.len())?;
                         // SAFETY: as many bytes of the ring, which only the receiver shares, and it
                         // only copies.
@@ -153,17 +153,17 @@ fn half_round_trip(sender: &mut Sender, receiver: &mut Receiver, bytes: usize) -
 }
 
 /// From a command to the end of the copy of one referenced payload.
-fn answer(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: usize) -> Result<f64, Failure> {
+fn answer(sender: &mut Sender, receiver: &mut Receiver, mode: CopyMode, bytes: usize) -> Result<f64, Failure> {
     let mut target = vec![0_u8; bytes];
     let mut best = f64::INFINITY;
     let messages = 1;
-    let order = Order { mover, bytes, messages }.encode();
+    let command = Command { mode, bytes, messages }.encode();
     let begin = Instant::now();
     while begin.elapsed() < TIME {
         const ROUNDS: u32 = 500;
         let start = Instant::now();
         for _ in 0..ROUNDS {
-            send(sender, &order, Payload::Inline(&[]))?;
+            send(sender, &command, Payload::Inline(&[]))?;
             receive(receiver, |record| record.body.copy_to_slice(0, &mut target))??;
         }
         best = best.min(start.elapsed().as_nanos() as f64 / f64::from(ROUNDS));
@@ -171,11 +171,11 @@ fn answer(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: usi
     Ok(best)
 }
 
-fn bandwidth(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: usize) -> Result<f64, Failure> {
+fn bandwidth(sender: &mut Sender, receiver: &mut Receiver, mode: CopyMode, bytes: usize) -> Result<f64, Failure> {
     let mut target = vec![0_u8; BUFFER];
     let messages = ((1 << 30) / bytes).max(100);
-    let order = Order { mover, bytes, messages };
-    send(sender, &order.encode(), Payload::Inline(&[]))?;
+    let command = Command { mode, bytes, messages };
+    send(sender, &command.encode(), Payload::Inline(&[]))?;
     let mut begin = Instant::now();
     // The first tenth warms up pages and caches.
     let warm = messages / 10;
@@ -193,7 +193,10 @@ fn bandwidth(sender: &mut Sender, receiver: &mut Receiver, mover: Mover, bytes: 
 }
 
 /// Bytes per second of one thread that copies messages of `bytes` with `copy(from, to)`.
-fn alone(bytes: usize, mut copy: impl FnMut(usize, &mut [u8]) -> Result<(), Failure>) -> Result<f64, Failure> {
+fn bandwidth_alone(
+    bytes: usize,
+    mut copy: impl FnMut(usize, &mut [u8]) -> Result<(), Failure>,
+) -> Result<f64, Failure> {
     let mut target = vec![0_u8; BUFFER];
     let mut moved = 0;
     let mut begin = Instant::now();
@@ -213,7 +216,7 @@ fn alone(bytes: usize, mut copy: impl FnMut(usize, &mut [u8]) -> Result<(), Fail
 
 fn main() -> Result<(), Failure> {
     let file = File::from(memfd_create(
-        c"lane-example",
+        c"shm-ring-example",
         MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
     )?);
     file.set_len(BUFFER as u64)?;
@@ -253,26 +256,26 @@ fn main() -> Result<(), Failure> {
     println!("a round trip whose way back is referred to, ns:   shared       vm     ring");
     for bytes in [64, 256, 1024, 2048, 4096, 8192, 16384, 65536] {
         print!("{bytes:>48} B");
-        for mover in [Mover::Shared, Mover::Vm, Mover::Ring] {
-            print!(" {:>8.0}", answer(&mut sender, &mut receiver, mover, bytes)?);
+        for mode in [CopyMode::Shared, CopyMode::Vm, CopyMode::Ring] {
+            print!(" {:>8.0}", answer(&mut sender, &mut receiver, mode, bytes)?);
         }
         println!();
     }
     println!("bandwidth, GB/s:   memcpy  vm_readv   shared       vm     ring");
     for bytes in [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
-        let memcpy = alone(bytes, |at, to| {
+        let memcpy = bandwidth_alone(bytes, |at, to| {
             to.copy_from_slice(&buffer[at..at + to.len()]);
             Ok(())
         })?;
-        let readv = alone(bytes, |at, to| {
+        let readv = bandwidth_alone(bytes, |at, to| {
             let base = buffer.as_ptr().addr() + at;
             let remote = RemoteIoVec { base, len: to.len() };
             process_vm_readv(child, &mut [std::io::IoSliceMut::new(to)], &[remote])?;
             Ok(())
         })?;
         print!("{:>12} KiB {:>9.2} {:>9.2}", bytes >> 10, memcpy / 1e9, readv / 1e9);
-        for mover in [Mover::Shared, Mover::Vm, Mover::Ring] {
-            print!(" {:>8.2}", bandwidth(&mut sender, &mut receiver, mover, bytes)? / 1e9);
+        for mode in [CopyMode::Shared, CopyMode::Vm, CopyMode::Ring] {
+            print!(" {:>8.2}", bandwidth(&mut sender, &mut receiver, mode, bytes)? / 1e9);
         }
         println!();
     }

@@ -93,7 +93,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The progress thread could not be started.
-    #[error("cannot open {device}: no thread for it: {source}")]
+    #[error("cannot open {device}: cannot start its progress thread: {source}")]
     Thread {
         /// The device's name.
         device: String,

@@ -61,7 +61,7 @@ pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Opti
     // A panic here is a bug. Peers would wait without an error; the application at least is
     // notified.
     if catch_unwind(body).is_err() {
-        tracing::error!("the soft device's progress thread failed");
+        tracing::error!("the soft device's progress thread panicked");
         shared.report_fatal();
     }
 }
@@ -159,7 +159,7 @@ impl<'a> Progress<'a> {
         {
             tracing::debug!(address = %self.host.address(), "took the port over");
             if let Err(error) = self.parker.take_over(port) {
-                tracing::warn!("the port of the soft device cannot be received from: {error}");
+                tracing::warn!("the soft device cannot receive from the port that it took over: {error}");
             }
         }
     }

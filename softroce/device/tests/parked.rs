@@ -15,7 +15,7 @@ fn sleeps() -> i64 {
 }
 
 #[test]
-fn a_parked_device_uses_no_processor() {
+fn an_idle_device_uses_no_cpu() {
     let mut config = DeviceConfig::new("soft0");
     // A port of its own: the default address is then free whatever else runs here.
     config.port = 20_000 + (std::process::id() % 40_000) as u16;

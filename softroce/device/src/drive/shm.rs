@@ -193,7 +193,7 @@ impl Shared {
                 match (message, fd) {
                     (Message::Ring, Some(fd)) => match Receiver::attach(fd, pid) {
                         Ok(receiver) => self.rx.lock().rings.add(from, receiver),
-                        Err(error) => tracing::warn!("another process sent what is no lane: {error}"),
+                        Err(error) => tracing::warn!("another process sent an invalid shm ring: {error}"),
                     },
                     (Message::Segment { id }, Some(fd)) => {
                         if let Ok(id) = u32::try_from(id) {
@@ -228,7 +228,7 @@ impl Shared {
         match Handle::from_descriptor(fd, own) {
             Ok(handle) => self.core.lock().copies.add_import(link, id, handle, len),
             Err(error) => {
-                tracing::warn!("another process sent what is no memory of a GPU: {error}");
+                tracing::warn!("another process sent an invalid handle of GPU memory: {error}");
                 false
             }
         }

@@ -270,7 +270,9 @@ impl Copies {
             }
             Ok(None) => false,
             Err(error) => {
-                tracing::warn!("memory of a GPU of another process cannot be imported, and goes by the host: {error}");
+                tracing::warn!(
+                    "GPU memory of another process cannot be imported, and is copied through the host: {error}"
+                );
                 false
             }
         }
@@ -323,7 +325,7 @@ impl Copies {
             }
             Ok(None) => None,
             Err(error) => {
-                tracing::warn!("memory of a GPU of another process cannot be imported: {error}");
+                tracing::warn!("GPU memory of another process cannot be imported: {error}");
                 None
             }
         }

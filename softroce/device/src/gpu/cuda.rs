@@ -26,7 +26,7 @@ pub(crate) enum NoMemory {
     #[error("the address is neither mapped here nor known to CUDA")]
     Unknown,
     /// Managed memory that the CPU cannot access now.
-    #[error("it is managed memory, which no device can be given")]
+    #[error("it is managed memory, which cannot be registered")]
     Managed,
     /// A driver error.
     #[error(transparent)]
@@ -203,7 +203,7 @@ impl Memory {
         };
         if memory.len() < len {
             // Copies are checked against the actual length.
-            tracing::debug!("imported {} bytes of a GPU's memory, not {len}", memory.len());
+            tracing::debug!("imported {} bytes of GPU memory, not {len}", memory.len());
         }
         Ok(Some(memory))
     }

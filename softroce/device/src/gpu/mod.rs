@@ -187,7 +187,7 @@ fn shared_entry(memory: Memory) -> Arc<Allocation> {
         return allocation;
     }
     let handle = memory.share().unwrap_or_else(|error| {
-        tracing::debug!("memory of a GPU is not shared with other processes: {error}");
+        tracing::debug!("GPU memory is not shared with other processes: {error}");
         None
     });
     let shared = handle.and_then(|handle| handle.into_descriptor().ok());
@@ -234,6 +234,6 @@ impl Range {
 
 /// Traces why a copy failed.
 fn failed(error: &cuda::CopyError) -> Failed {
-    tracing::error!("a copy of a GPU's memory failed: {error}");
+    tracing::error!("a copy of GPU memory failed: {error}");
     Failed
 }

@@ -74,7 +74,7 @@ fn pin(device: &Memory, first: usize, size: usize) -> Piece {
         let pinned = unsafe { Pin::new(&device, first, size) };
         let failed = |error: &_| {
             tracing::debug!(
-                "{size} bytes of registered memory cannot be pinned, and copies to them go by the processor: {error}"
+                "{size} bytes of registered memory cannot be pinned, and are copied to by the CPU: {error}"
             );
         };
         pinned.inspect_err(failed).ok()

@@ -48,7 +48,7 @@ pub enum JoinError {
     },
     /// The members do not reply, or one of them holds the join lock.
     #[error(
-        "{address} is in use by soft devices of processes that do not answer ({who}): have them go on, or end them, or choose another address"
+        "{address} is in use by soft devices of processes that do not answer ({who}): resume or end them, or choose another address"
     )]
     Unresponsive {
         /// The address.
@@ -72,7 +72,7 @@ pub enum JoinError {
         source: io::Error,
     },
     /// The process cannot create sockets or a memfd.
-    #[error("cannot meet the other processes on {address}: {source}")]
+    #[error("cannot join the other processes on {address}: {source}")]
     Io {
         /// The address.
         address: SocketAddr,
@@ -101,7 +101,7 @@ pub(super) fn join(
     let _lock = NamedLock::acquire(&names.join_lock(), JOIN_TIMEOUT).map_err(|error| match error {
         LockError::Busy => JoinError::Unresponsive {
             address,
-            who: "one is about to join".to_owned(),
+            who: "one is joining".to_owned(),
         },
         LockError::OtherUser(uid) => JoinError::OtherUser { address, uid },
         LockError::Io(source) => failed(source),
@@ -237,7 +237,7 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
         None => Ok(None),
         Some(0) => Err(JoinError::Unresponsive {
             address,
-            who: "of a process that cannot be seen from here".to_owned(),
+            who: "a process outside this PID namespace".to_owned(),
         }),
         Some(pid) => Err(JoinError::Unresponsive {
             address,

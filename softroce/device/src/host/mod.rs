@@ -68,18 +68,16 @@ impl Flags {
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// Another process of the group listens (`EADDRINUSE`).
-    #[error("service {id:#x} is listened for already, by another process on this address")]
+    #[error("service {id:#x} is in use by another process on this address")]
     InUse {
         /// The service.
         id: u64,
     },
     /// The group has no space for more services (`ENOMEM`).
-    #[error("no more services can be listened for on this address")]
+    #[error("this address has no space for more services")]
     Full,
     /// A process that stopped while it joined or listened holds the lock (`EAGAIN`).
-    #[error(
-        "service {id:#x} cannot be listened for now: another process on this address holds its door and does not go on"
-    )]
+    #[error("service {id:#x} cannot be added now: another process on this address holds the lock and is stopped")]
     Busy {
         /// The service.
         id: u64,

@@ -333,7 +333,7 @@ impl Peers {
     pub(super) fn pause(&mut self) {
         if self.epoll.delete(self.listener.as_fd()).is_ok() {
             self.paused = Some(Instant::now() + ACCEPT_PAUSE);
-            tracing::warn!("no descriptor is left for other processes on the soft device's address");
+            tracing::warn!("no descriptor is left to accept other processes on the soft device's address");
         }
     }
 

@@ -51,7 +51,7 @@ pub enum LimitError {
     #[error("no UDP socket on the loopback interface")]
     Bind(#[from] BindError),
     /// The link failed, or the system refused memory, a thread or a process.
-    #[error("the system refused what the measurement needs")]
+    #[error("the system refused a resource that the measurement needs")]
     Io(#[from] io::Error),
     /// Two busy-polling threads need a CPU each.
     #[error("this needs two CPUs, and the process may use one")]
@@ -60,7 +60,7 @@ pub enum LimitError {
     #[error("no datagram arrived over the loopback interface: is it up, and does a firewall drop UDP?")]
     NothingArrived,
     /// No device could be opened.
-    #[error("no device to leave alone")]
+    #[error("no device could be opened")]
     Device(#[from] OpenError),
     /// The kernel does not let a process write to its own child's memory.
     #[error("process_vm_writev to a child process is forbidden here (seccomp, or Yama's ptrace_scope)")]

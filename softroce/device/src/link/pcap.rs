@@ -123,7 +123,7 @@ impl Writer {
         let Err(error) = action(file) else {
             return;
         };
-        tracing::warn!(path = %self.path.display(), %error, "the packet capture ends here: the file cannot be written");
+        tracing::warn!(path = %self.path.display(), %error, "the packet capture stops: the file cannot be written");
         if let Some(file) = self.file.take() {
             // Without another attempt to write the buffer.
             drop(file.into_parts());

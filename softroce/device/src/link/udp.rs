@@ -235,7 +235,7 @@ impl UdpTx {
             && self.refused.is_new(errno)
         {
             let (dst, bytes) = (run.dst, run.segment);
-            tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; said once", errno.desc());
+            tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; reported once", errno.desc());
         }
         batch.consume(1);
     }

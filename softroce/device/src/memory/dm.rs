@@ -37,7 +37,7 @@ unsafe impl Sync for DmHandle {}
 
 /// The range is not within the device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the range lies not within the device memory")]
+#[error("the range is not within the device memory")]
 pub struct OutOfRange;
 
 impl Device {

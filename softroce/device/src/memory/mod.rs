@@ -69,10 +69,10 @@ pub enum RegisterError {
     #[error("REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well")]
     Rights,
     /// Part of it is not mapped, or not writable though LOCAL_WRITE is set.
-    #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is asked for")]
+    #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is set")]
     Fault,
     /// It is not GPU memory known to CUDA in this process.
-    #[error("the addresses are of no GPU's memory that CUDA knows in this process")]
+    #[error("the addresses are not GPU memory known to CUDA in this process")]
     NoDevice,
     /// No memory is left for its pages.
     #[error("no memory left for the pages of the region")]

@@ -620,7 +620,7 @@ impl Memory for Table {
             Location::Host(word) => word,
             Location::Null => return Err(AccessError),
             Location::Device(..) => {
-                tracing::debug!("an atomic on memory of a GPU is refused: the soft device has none there");
+                tracing::debug!("an atomic on GPU memory is refused: the soft device does not support them");
                 return Err(AccessError);
             }
         };

@@ -56,7 +56,7 @@ struct OutgoingRing {
 pub(crate) enum PathError {
     /// `DOORBELL_LINK=local`, and the peer is not local.
     #[error(
-        "queue pair {0} is of no process on this address that can be reached without UDP, and DOORBELL_LINK=local allows nothing else"
+        "no process on this address that can be reached without UDP has queue pair {0}, and DOORBELL_LINK=local permits nothing else"
     )]
     NotLocal(Qpn),
     /// The ring could not be created.

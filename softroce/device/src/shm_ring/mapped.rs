@@ -14,10 +14,10 @@ use super::segment::{SegmentId, cannot_shrink};
 #[derive(Debug, thiserror::Error)]
 pub enum UnfitSegment {
     /// It could shrink, which would be a SIGBUS here, or it is not plain shared memory.
-    #[error("what the other process sent as segment {0} is no memfd that is sealed against shrinking")]
+    #[error("segment {0} of the other process is not a memfd that is sealed against shrinking")]
     Kind(SegmentId),
     /// It is mapped already, or there are too many.
-    #[error("the other process has {MAX_SEGMENTS} segments here already, or sent segment {0} twice")]
+    #[error("the other process has shared {MAX_SEGMENTS} segments already, or segment {0} twice")]
     Refused(SegmentId),
     /// Mapping failed.
     #[error("cannot map segment {0} of the other process: {1}")]

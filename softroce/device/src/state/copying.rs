@@ -87,7 +87,7 @@ impl Core {
             // It may be destroyed by now.
             if self.endpoint.modify_qp(now, qpn, &error).is_ok() {
                 tracing::warn!(
-                    "queue pair {qpn} ends: bytes for it could not be copied from or to a GPU's memory, or were taken back meanwhile"
+                    "queue pair {qpn} goes to the error state: a copy from or to GPU memory failed or was revoked"
                 );
                 if let Some(owner) = self.qps.get(&qpn) {
                     owner.queue.push(Event::Qp(owner.token, QpEvent::Fatal));

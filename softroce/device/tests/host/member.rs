@@ -81,9 +81,9 @@ impl Member {
 
     /// Waits until it has joined, or returns why it cannot.
     pub(crate) fn joined(mut self) -> Result<Self, String> {
-        let said = self.answer();
-        let [slot, port] = numbers(&said)[..] else {
-            return Err(said);
+        let reply = self.answer();
+        let [slot, port] = numbers(&reply)[..] else {
+            return Err(reply);
         };
         (self.slot, self.port) = (slot as u16, port as u16);
         Ok(self)
@@ -101,11 +101,11 @@ impl Member {
         panic!("the member ended without an answer");
     }
 
-    pub(crate) fn ask(&mut self, command: &str) -> Vec<u64> {
+    pub(crate) fn query(&mut self, command: &str) -> Vec<u64> {
         let commands = self.commands.as_mut().unwrap();
         writeln!(commands, "{command}").unwrap();
-        let said = self.answer();
-        numbers(&said)
+        let reply = self.answer();
+        numbers(&reply)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -131,8 +131,8 @@ impl Drop for Member {
     }
 }
 
-fn numbers(said: &str) -> Vec<u64> {
-    said.split_whitespace().map_while(|word| word.parse().ok()).collect()
+fn numbers(reply: &str) -> Vec<u64> {
+    reply.split_whitespace().map_while(|word| word.parse().ok()).collect()
 }
 
 /// Not a test of its own: the member process.
@@ -161,7 +161,7 @@ fn is_a_member() {
         let lives = || (0..SLOTS as u16).filter_map(|slot| host.member(slot));
         // A member may be dead and not detected yet: connecting detects it.
         let is_there = |member: &MemberId| *member == host.me() || host.connect(*member).is_ok();
-        let said = match command.unwrap().as_str() {
+        let reply = match command.unwrap().as_str() {
             "members" => lives().filter(is_there).count().to_string(),
             "seen" => lives().count().to_string(),
             "holder" => host
@@ -183,6 +183,6 @@ fn is_a_member() {
             }
             other => panic!("{other}"),
         };
-        println!("{ANSWER}{said}");
+        println!("{ANSWER}{reply}");
     }
 }

@@ -10,12 +10,12 @@ use side::{Side, device, own_address};
 
 /// A device without UDP refuses to connect to what it cannot reach by shm links.
 #[test]
-fn what_is_not_local_is_refused() {
-    let (near, far) = (device(own_address(), Mover::Ring), device(own_address(), Mover::Ring));
-    let (a, b) = (Side::new(&near, 64, Mover::Ring), Side::new(&near, 64, Mover::Ring));
-    let elsewhere = Side::new(&far, 64, Mover::Ring);
+fn a_remote_peer_is_refused_without_udp() {
+    let (local, remote) = (device(own_address(), Mover::Ring), device(own_address(), Mover::Ring));
+    let (a, b) = (Side::new(&local, 64, Mover::Ring), Side::new(&local, 64, Mover::Ring));
+    let elsewhere = Side::new(&remote, 64, Mover::Ring);
     assert!(a.try_connect(elsewhere.key(), 14).is_err());
-    let mut nobody = b.key();
-    nobody.qpn ^= 0x80_0000;
-    assert!(b.try_connect(nobody, 14).is_err());
+    let mut unknown = b.key();
+    unknown.qpn ^= 0x80_0000;
+    assert!(b.try_connect(unknown, 14).is_err());
 }

@@ -11,7 +11,7 @@ use doorbell_softroce::{Device, DeviceConfig, Mover};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::side::{Key, PATIENCE, Side, device, own_address};
+use super::side::{Key, Side, TEST_TIMEOUT, device, own_address};
 
 const LEN: usize = 1 << 20;
 const MESSAGES: usize = 16;
@@ -21,7 +21,7 @@ const POISON: u8 = 0xee;
 /// dead.
 const TIMEOUT: u8 = 12;
 /// Half a second.
-const PATIENT: u8 = 17;
+const LONG_TIMEOUT: u8 = 17;
 /// Set for the peer process: its address, copy mode and task.
 const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
 /// Marks a line as the peer's, among the test harness's output.
@@ -35,10 +35,10 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(address: std::net::IpAddr, mover: Mover, task: &str) -> Self {
+    fn start(address: std::net::IpAddr, copy_mode: Mover, task: &str) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "processes::peer", "--nocapture", "--include-ignored"])
-            .env(ROLE, format!("{address} {} {task}", mover.name()))
+            .env(ROLE, format!("{address} {} {task}", copy_mode.name()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -50,7 +50,7 @@ impl Peer {
         }
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the peer is gone");
@@ -61,17 +61,17 @@ impl Peer {
         }
     }
 
-    fn tell(&mut self, what: &str) {
+    fn send_line(&mut self, what: &str) {
         writeln!(self.commands, "{what}").unwrap();
     }
 
     /// Connects a side to it.
-    fn meet(&mut self, side: &Side) -> Key {
-        let key = parse(&self.hear());
+    fn connect_side(&mut self, side: &Side) -> Key {
+        let key = parse(&self.read_line());
         side.connect(key, TIMEOUT);
         let ours = side.key();
-        self.tell(&format!("{} {} {}", ours.qpn, ours.rkey, ours.addr));
-        assert_eq!(self.hear(), "ready");
+        self.send_line(&format!("{} {} {}", ours.qpn, ours.rkey, ours.addr));
+        assert_eq!(self.read_line(), "ready");
         key
     }
 
@@ -106,15 +106,15 @@ fn peer() {
     };
     let mut words = role.split_whitespace();
     let mut next = || words.next().unwrap();
-    let (address, mover, task) = (next().parse().unwrap(), next(), next());
-    let mover = Mover::ALL.into_iter().find(|known| known.name() == mover).unwrap();
-    let side = Side::new(&device(address, mover), MESSAGES * LEN, mover);
+    let (address, copy_mode, task) = (next().parse().unwrap(), next(), next());
+    let copy_mode = Mover::ALL.into_iter().find(|known| known.name() == copy_mode).unwrap();
+    let side = Side::new(&device(address, copy_mode), MESSAGES * LEN, copy_mode);
     let key = side.key();
     println!("{ANSWER}{} {} {}", key.qpn, key.rkey, key.addr);
     let mut lines = std::io::stdin().lines();
     let them = parse(&lines.next().unwrap().unwrap());
     // Its timeouts are not tested when it writes; and its peer may not be scheduled for a while.
-    side.connect(them, if task == "write" { PATIENT } else { TIMEOUT });
+    side.connect(them, if task == "write" { LONG_TIMEOUT } else { TIMEOUT });
     if task == "receive" {
         (0..MESSAGES).for_each(|n| side.receive(n as u64, n * LEN, LEN));
     }
@@ -161,50 +161,50 @@ fn write_until_lost(side: &Side, peer: Key, within: Duration) {
 }
 
 #[test]
-fn a_killed_receiver_is_lost_and_nothing_else() {
-    for mover in Mover::ALL {
+fn a_killed_receiver_affects_only_its_connection() {
+    for copy_mode in Mover::ALL {
         let address = own_address();
-        let device = device(address, mover);
+        let device = device(address, copy_mode);
         let (mut side, other) = (
-            Side::new(&device, MESSAGES * LEN, mover),
-            Side::new(&device, MESSAGES * LEN, mover),
+            Side::new(&device, MESSAGES * LEN, copy_mode),
+            Side::new(&device, MESSAGES * LEN, copy_mode),
         );
         let (mut doomed, mut survivor) = (
-            Peer::start(address, mover, "serve"),
-            Peer::start(address, mover, "serve"),
+            Peer::start(address, copy_mode, "serve"),
+            Peer::start(address, copy_mode, "serve"),
         );
-        let (key, survives) = (doomed.meet(&side), survivor.meet(&other));
+        let (key, survivor_key) = (doomed.connect_side(&side), survivor.connect_side(&other));
         let killer = thread::spawn(move || {
             thread::sleep(Duration::from_millis(20));
             doomed.signal(Signal::SIGKILL);
             doomed
         });
-        write_until_lost(&side, key, PATIENCE);
+        write_until_lost(&side, key, TEST_TIMEOUT);
         // Nothing waits for a dead peer.
         drop(side.mr.take());
         drop(side.qp.take());
         drop(killer.join().unwrap());
-        other.write(7, 0, LEN, survives);
+        other.write(7, 0, LEN, survivor_key);
         assert_eq!(other.wait(1)[0].status, Status::Success);
-        survivor.tell("done");
+        survivor.send_line("done");
     }
 }
 
 /// A peer that has died undetected since it sent its number can be connected to: what is sent then
 /// is not acknowledged.
 #[test]
-fn the_dead_can_be_connected_to() {
+fn an_undetected_dead_peer_can_be_connected_to() {
     let address = own_address();
     // The port holder would detect it, as it has a connection with all.
     let mut holder = Peer::start(address, Mover::Ring, "serve");
-    holder.hear();
+    holder.read_line();
     let config = DeviceConfig {
         address: Some(address),
         ..DeviceConfig::new("soft0")
     };
     let side = Side::new(&Device::open(&config).unwrap(), LEN, Mover::Ring);
     let mut doomed = Peer::start(address, Mover::Ring, "serve");
-    let key = parse(&doomed.hear());
+    let key = parse(&doomed.read_line());
     holder.signal(Signal::SIGSTOP);
     drop(doomed);
     side.connect(key, TIMEOUT);
@@ -214,21 +214,21 @@ fn the_dead_can_be_connected_to() {
 
 #[test]
 fn a_killed_sender_leaves_no_trace() {
-    for mover in Mover::ALL {
+    for copy_mode in Mover::ALL {
         let address = own_address();
-        let device = device(address, mover);
-        let side = Side::new(&device, MESSAGES * LEN, mover);
-        let mut doomed = Peer::start(address, mover, "write");
-        doomed.meet(&side);
+        let device = device(address, copy_mode);
+        let side = Side::new(&device, MESSAGES * LEN, copy_mode);
+        let mut doomed = Peer::start(address, copy_mode, "write");
+        doomed.connect_side(&side);
         // It writes; then it is killed, in the middle of something.
         let since = Instant::now();
         while !side.memory.is_all((MESSAGES - 1) * LEN, LEN, GOOD) {
-            assert!(since.elapsed() < PATIENCE);
+            assert!(since.elapsed() < TEST_TIMEOUT);
         }
         doomed.signal(Signal::SIGKILL);
         drop(doomed);
         // The device still works.
-        let (a, b) = (Side::new(&device, LEN, mover), Side::new(&device, LEN, mover));
+        let (a, b) = (Side::new(&device, LEN, copy_mode), Side::new(&device, LEN, copy_mode));
         a.connect(b.key(), TIMEOUT);
         b.connect(a.key(), TIMEOUT);
         a.memory.fill(0, LEN, 3);
@@ -241,15 +241,15 @@ fn a_killed_sender_leaves_no_trace() {
 /// A peer stopped anywhere, also in the middle of a copy: the sender times out as configured, gets
 /// its memory back, and what is copied after that is no message.
 #[test]
-fn a_stopped_receiver_holds_nobody_up() {
-    for mover in Mover::ALL {
+fn a_stopped_receiver_does_not_block_the_sender() {
+    for copy_mode in Mover::ALL {
         for round in 0..4 {
             let address = own_address();
-            let device = device(address, mover);
-            let mut side = Side::new(&device, MESSAGES * LEN, mover);
+            let device = device(address, copy_mode);
+            let mut side = Side::new(&device, MESSAGES * LEN, copy_mode);
             side.memory.fill(0, MESSAGES * LEN, GOOD);
-            let mut stopped = Peer::start(address, mover, "receive");
-            stopped.meet(&side);
+            let mut stopped = Peer::start(address, copy_mode, "receive");
+            stopped.connect_side(&side);
             (0..MESSAGES).for_each(|n| side.send(n as u64, n * LEN, LEN));
             let since = Instant::now();
             while since.elapsed() < Duration::from_micros(50 + 150 * round) {
@@ -261,13 +261,13 @@ fn a_stopped_receiver_holds_nobody_up() {
             side.memory.fill(0, MESSAGES * LEN, POISON);
             let failed = done.iter().filter(|done| done.status != Status::Success).count();
             stopped.signal(Signal::SIGCONT);
-            stopped.tell("and?");
+            stopped.send_line("report");
             assert_eq!(
-                stopped.hear(),
+                stopped.read_line(),
                 "0",
-                "{mover:?}: messages that are wrong, {failed} failed"
+                "{copy_mode:?}: messages that are wrong, {failed} failed"
             );
-            stopped.tell("done");
+            stopped.send_line("done");
         }
     }
 }

@@ -33,7 +33,7 @@ fn pattern(round: u64) -> u8 {
 }
 
 /// Waits for a time that differs from round to round.
-fn dawdle(round: u64) {
+fn delay(round: u64) {
     let (since, wait) = (Instant::now(), Duration::from_micros(round * 7 % 300));
     while since.elapsed() < wait {
         std::hint::spin_loop();
@@ -58,26 +58,26 @@ impl Side {
 
 /// Each round `post` makes one side send from its memory, which then `end`s; `check` examines the
 /// other.
-fn rounds(mover: Mover, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
+fn rounds(copy_mode: Mover, end: End, post: impl Fn(&Side, &Side, (Key, Key)), check: impl Fn(&Side, &Side, u8)) {
     let address = own_address();
-    let (near, far) = (device(address, mover), device(address, mover));
+    let (local, remote) = (device(address, copy_mode), device(address, copy_mode));
     for round in 0..ROUNDS {
-        let mut a = Side::new(&near, MESSAGES * LEN, mover);
-        let b = Side::new(&far, MESSAGES * LEN, mover);
+        let mut a = Side::new(&local, MESSAGES * LEN, copy_mode);
+        let b = Side::new(&remote, MESSAGES * LEN, copy_mode);
         let keys = (a.key(), b.key());
         a.connect(keys.1, TIMEOUT);
         b.connect(keys.0, TIMEOUT);
         a.memory.fill(0, MESSAGES * LEN, pattern(round));
         b.memory.fill(0, MESSAGES * LEN, 0);
         post(&a, &b, keys);
-        dawdle(round);
+        delay(round);
         a.end(end);
         check(&a, &b, pattern(round));
     }
 }
 
 /// Until nothing has completed for 3 ms.
-fn settle(side: &Side, mut seen: impl FnMut(u64)) {
+fn drain_completions(side: &Side, mut seen: impl FnMut(u64)) {
     let mut since = Instant::now();
     while since.elapsed() < Duration::from_millis(3) {
         for completion in side.poll() {
@@ -89,18 +89,18 @@ fn settle(side: &Side, mut seen: impl FnMut(u64)) {
     }
 }
 
-fn sends(mover: Mover, end: End) {
+fn sends(copy_mode: Mover, end: End) {
     rounds(
-        mover,
+        copy_mode,
         end,
         |a, b, _| {
             (0..MESSAGES).for_each(|n| b.receive(n as u64, n * LEN, LEN));
             (0..MESSAGES).for_each(|n| a.send(n as u64, n * LEN, LEN));
         },
         |_, b, pattern| {
-            settle(b, |message| {
+            drain_completions(b, |message| {
                 let whole = b.memory.is_all(message as usize * LEN, LEN, pattern);
-                assert!(whole, "{mover:?}, {end:?}: message {message} is not what was sent");
+                assert!(whole, "{copy_mode:?}, {end:?}: message {message} is not what was sent");
             });
         },
     );
@@ -108,19 +108,19 @@ fn sends(mover: Mover, end: End) {
 
 #[test]
 fn messages_are_whole_or_never_happen() {
-    for mover in Mover::ALL {
+    for copy_mode in Mover::ALL {
         for end in [End::Deregistered, End::Reset, End::Error, End::Destroyed] {
-            sends(mover, end);
+            sends(copy_mode, end);
         }
     }
 }
 
 /// The last bytes of a WRITE appear after all others, also of one that is cut off.
 #[test]
-fn what_ends_a_write_follows_what_is_before_it() {
-    for mover in Mover::ALL {
+fn the_last_bytes_of_a_write_appear_last() {
+    for copy_mode in Mover::ALL {
         rounds(
-            mover,
+            copy_mode,
             End::Deregistered,
             |a, _, (_, b)| (0..MESSAGES).for_each(|n| a.write(n as u64, n * LEN, PACKET, b)),
             |a, b, pattern| {
@@ -129,7 +129,7 @@ fn what_ends_a_write_follows_what_is_before_it() {
                     let last = b.memory.is_all(n * LEN + PACKET - 8, 8, pattern);
                     assert!(
                         !last || b.memory.is_all(n * LEN, PACKET, pattern),
-                        "{mover:?}: WRITE {n}"
+                        "{copy_mode:?}: WRITE {n}"
                     );
                 }
             },
@@ -140,10 +140,10 @@ fn what_ends_a_write_follows_what_is_before_it() {
 /// The responder's memory is destroyed while the requester copies from it.
 #[test]
 fn reads_are_whole_or_fail() {
-    for mover in Mover::ALL {
+    for copy_mode in Mover::ALL {
         for end in [End::Deregistered, End::Destroyed] {
             rounds(
-                mover,
+                copy_mode,
                 end,
                 |_, b, (a, _)| (0..MESSAGES).for_each(|n| b.read(n as u64, n * LEN, LEN, a)),
                 |_, b, pattern| {
@@ -151,7 +151,7 @@ fn reads_are_whole_or_fail() {
                         let whole = b.memory.is_all(done.wr_id as usize * LEN, LEN, pattern);
                         assert!(
                             done.status != Status::Success || whole,
-                            "{mover:?}, {end:?}: READ {}",
+                            "{copy_mode:?}, {end:?}: READ {}",
                             done.wr_id
                         );
                     }

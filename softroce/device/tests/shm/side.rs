@@ -21,7 +21,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::unistd::ftruncate;
 
 /// Longer than any test takes, even on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Work requests of each queue.
 pub(crate) const DEPTH: u32 = 64;
@@ -47,10 +47,10 @@ pub(crate) struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    pub(crate) fn new(len: usize, mover: Mover) -> Self {
+    pub(crate) fn new(len: usize, copy_mode: Mover) -> Self {
         let len = NonZeroUsize::new(len).unwrap();
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let file = (mover == Mover::Shared).then(|| {
+        let file = (copy_mode == Mover::Shared).then(|| {
             let file = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
             ftruncate(&file, len.get() as i64).unwrap();
             file
@@ -102,11 +102,11 @@ impl Drop for Memory {
 }
 
 /// A device at a shared address that uses shm links alone.
-pub(crate) fn device(address: IpAddr, mover: Mover) -> Arc<Device> {
+pub(crate) fn device(address: IpAddr, copy_mode: Mover) -> Arc<Device> {
     let config = DeviceConfig {
         address: Some(address),
         link: LinkChoice::Local,
-        mover: Some(mover),
+        mover: Some(copy_mode),
         ..DeviceConfig::new("soft0")
     };
     Device::open(&config).unwrap()
@@ -131,7 +131,7 @@ pub(crate) struct Key {
 }
 
 impl Side {
-    pub(crate) fn new(device: &Arc<Device>, len: usize, mover: Mover) -> Self {
+    pub(crate) fn new(device: &Arc<Device>, len: usize, copy_mode: Mover) -> Self {
         let pd = device.protection_domain().unwrap();
         let owner = Owner {
             queue: Arc::new(EventQueue::new().unwrap()),
@@ -162,7 +162,7 @@ impl Side {
             cq,
             pd,
             device: Arc::clone(device),
-            memory: Memory::new(len, mover),
+            memory: Memory::new(len, copy_mode),
         };
         side.register();
         side
@@ -313,7 +313,7 @@ impl Side {
         while found.len() < count {
             found.extend(self.poll());
             assert!(
-                since.elapsed() < PATIENCE,
+                since.elapsed() < TEST_TIMEOUT,
                 "{} of {count} completions came",
                 found.len()
             );
