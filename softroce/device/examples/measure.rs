@@ -157,7 +157,6 @@ impl Side {
             .map_err(|error| format!("{error:?}").into())
     }
 
-    /// WRITEs completed since the last call.
     fn completed(&self) -> Result<u64> {
         let mut failed = None;
         let count = self.cq.poll(16, |done| {

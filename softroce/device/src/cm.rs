@@ -120,13 +120,11 @@ impl Connections {
         Ok(id)
     }
 
-    /// Removes a listener, if it exists.
     fn unlisten(&mut self, listener: ListenerId) {
         let _ = self.cm.unlisten(listener);
         self.listeners.remove(&listener);
     }
 
-    /// Another process on this address is gone.
     pub(crate) fn remove_member(&mut self, now: Instant, slot: u16) {
         self.cm.handle_lost(now, self.local, slot);
     }

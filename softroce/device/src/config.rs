@@ -86,7 +86,6 @@ impl DeviceConfig {
         LOCALLY_ADMINISTERED | low
     }
 
-    /// Whether all of its packets use UDP.
     pub(crate) fn is_udp_only(&self) -> bool {
         self.link == LinkChoice::Udp || self.faults.is_active() || self.pcap.is_some()
     }

@@ -185,7 +185,6 @@ impl CqRing {
         None
     }
 
-    /// Takes up to `max` completions.
     fn take(&self, max: usize, mut take: impl FnMut(Completion, Stamp)) -> Result<usize, Overrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return if self.overrun.load(Ordering::Relaxed) {
@@ -332,7 +331,6 @@ impl Cq {
         Ok(())
     }
 
-    /// Whether it has a completion channel.
     pub(crate) fn has_channel(&self) -> bool {
         self.0.ring.notify.is_some()
     }

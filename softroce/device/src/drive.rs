@@ -46,14 +46,14 @@ use doorbell_roce_proto::icrc::FlowCache;
 use doorbell_roce_proto::wire::Opcode;
 
 use crate::clock::{COARSE, coarse_ticks, ticks};
-use crate::event::{Event, PortEvent};
-use crate::link::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
+use crate::link::{Envelope, Receive, RxBatch, Seal, Transmit, TxBatch, Waker};
 use crate::shm::IncomingRings;
 use crate::state::Core;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 
 mod app_polling;
 mod combining_lock;
+mod report;
 mod shm;
 mod sleep_deadline;
 
@@ -108,7 +108,6 @@ pub(crate) struct Rx {
     rings: IncomingRings,
 }
 
-/// Result of one receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RxPoll {
     /// Another thread holds rx.
@@ -121,28 +120,24 @@ enum RxPoll {
     CaughtUp,
 }
 
-/// A sending half of the link.
 pub(crate) struct Tx {
     half: Box<dyn Transmit>,
     batch: TxBatch,
 }
 
-/// State shared by the threads that drive a device.
+// fields: separate atomics, which are read without the locks; most drives touch few of them.
 pub(crate) struct Shared {
     rx: Mutex<Rx>,
     pub(crate) core: Mutex<Core>,
     tx: CombiningLock<Tx>,
     /// The second sending half, for ACKs. Its batch is empty whenever the lock is free.
     acks: Option<Mutex<Tx>>,
-    /// The engine has delayed ACKs.
     ack_delayed: AtomicBool,
     /// The batch holds packets that the socket had no space for.
     pub(crate) tx_blocked: AtomicBool,
     /// A shm ring is full, and queue pairs wait for credits.
     shm_blocked: AtomicBool,
-    /// Queue pairs use shm links.
     shm_enabled: AtomicBool,
-    /// GPU memory copies are in flight.
     copying: AtomicBool,
     /// Drives so far, and consecutive ones without UDP traffic.
     drive_count: AtomicU32,
@@ -153,9 +148,7 @@ pub(crate) struct Shared {
     link_due: AtomicU64,
     /// When a moderated completion channel is to be notified, likewise.
     channels_due: AtomicU64,
-    /// Until when the progress thread sleeps.
     pub(crate) sleep: SleepDeadline,
-    /// Whether application threads poll.
     pub(crate) app_polling: AppPolling,
     pub(crate) stop: AtomicBool,
     /// The [`PortState`]. Written under core, so that changes and their events have one order.
@@ -231,7 +224,6 @@ impl Shared {
         }
     }
 
-    /// The device's clock.
     pub(crate) fn now(&self) -> Instant {
         // Monotonic; 2^64 ns are 584 years.
         Instant(ticks().saturating_sub(self.epoch))
@@ -273,12 +265,10 @@ impl Shared {
         busy
     }
 
-    /// Whether ACKs are delayed.
     pub(crate) fn has_delayed_ack(&self) -> bool {
         self.ack_delayed.load(Ordering::SeqCst)
     }
 
-    /// Sends delayed ACKs.
     fn flush_delayed_ack(&self) {
         if self.ack_delayed.load(Ordering::Relaxed) {
             self.flush(self.core.lock());
@@ -572,62 +562,16 @@ impl Shared {
         blocked
     }
 
-    /// Wakes the progress thread if it sleeps past `due`.
     fn wake_for(&self, due: u64) {
         if self.sleep.sleeps_past(due) {
             self.waker.wake();
         }
     }
 
-    /// Makes the progress thread end.
     pub(crate) fn stop(&self, progress: &Thread) {
         self.stop.store(true, Ordering::SeqCst);
         self.waker.wake();
         progress.unpark();
-    }
-
-    /// The port's state.
-    pub(crate) fn port(&self) -> PortState {
-        PortState {
-            active: self.port.0.load(Ordering::Acquire),
-            addressed: self.port.1.load(Ordering::Acquire),
-        }
-    }
-
-    /// Stores the port's new state and reports what changed to the listeners.
-    pub(crate) fn set_port(&self, now: PortState) {
-        let core = self.core.lock();
-        let before = self.port();
-        self.port.0.store(now.active, Ordering::Release);
-        self.port.1.store(now.addressed, Ordering::Release);
-        let gid = (now.addressed != before.addressed).then_some(PortEvent::GidChange);
-        let link = (now.active != before.active).then_some(if now.active {
-            PortEvent::Active
-        } else {
-            PortEvent::Error
-        });
-        for event in gid.into_iter().chain(link) {
-            for listener in &core.listeners {
-                listener.push(Event::Port(event));
-            }
-        }
-    }
-
-    /// The link failed: reported once, in the log and to the owners. Outstanding work then times
-    /// out.
-    fn fail(&self, error: &dyn std::fmt::Display) {
-        if !self.broken.swap(true, Ordering::Relaxed) {
-            tracing::error!("the soft device's link failed: {error}");
-            self.report_fatal();
-        }
-    }
-
-    /// Reports the loss of the device to every owner of a queue pair. Skipped where the caller
-    /// holds core: there the timeouts report it.
-    pub(crate) fn report_fatal(&self) {
-        if let Some(core) = self.core.try_lock() {
-            core.report_fatal();
-        }
     }
 }
 

@@ -133,7 +133,6 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Reports port changes.
     fn poll_port(&mut self, now: Instant) {
         if now < self.port_poll_at {
             return;

@@ -2,6 +2,7 @@
 //! events go.
 
 mod copying;
+mod objects;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,11 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
-use doorbell_roce_proto::memory::PdId;
-use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
+use doorbell_roce_proto::qp::{LaneId, Path};
 use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, mad_of};
 
 use self::copying::{defer_packet, defer_ticket};
 use crate::capacity;
@@ -34,6 +34,7 @@ use crate::shm_ring::{Kind, Received};
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
 /// The state of a device, apart from its link.
+// fields: everything that one lock guards.
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
@@ -48,14 +49,11 @@ pub(crate) struct Core {
     /// Receive port and device events.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
-    /// Bytes of device memory in use.
     device_memory: usize,
     next_pd: u32,
-    /// The process group on this address.
     host: Arc<Host>,
     /// The group's address with the UDP port of RoCEv2 devices, here and at all peers.
     address: SocketAddr,
-    /// The outgoing rings of the shm links.
     pub(crate) rings: OutgoingRings,
     /// GPU memory copies in flight, and what is deferred until they are done.
     pub(crate) copies: Copies,
@@ -68,7 +66,6 @@ pub(crate) struct Core {
     packet: Box<[u8]>,
 }
 
-/// Result of [`Core::fill`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Filled {
     /// The batch is full; the engine may have more.
@@ -158,100 +155,6 @@ impl Core {
         }
     }
 
-    // Objects
-
-    pub(crate) fn add_pd(&mut self) -> Option<PdId> {
-        if self.pds == capacity::PDS {
-            return None;
-        }
-        // Identifiers are never reused, so that a stale one matches nothing. There are 2^32.
-        self.next_pd = self.next_pd.checked_add(1)?;
-        self.pds += 1;
-        Some(PdId(self.next_pd))
-    }
-
-    pub(crate) fn remove_pd(&mut self) {
-        self.pds -= 1;
-    }
-
-    /// Allocates device memory, if that much is left.
-    pub(crate) fn alloc_device_memory(&mut self, len: usize) -> bool {
-        let left = capacity::DEVICE_MEMORY - self.device_memory;
-        if len > left {
-            return false;
-        }
-        self.device_memory += len;
-        true
-    }
-
-    pub(crate) fn free_device_memory(&mut self, len: usize) {
-        self.device_memory -= len;
-    }
-
-    pub(crate) fn add_cq(&mut self, ring: Arc<CqRing>) -> Option<CqId> {
-        if let Some(index) = self.cqs.iter().position(Option::is_none) {
-            self.cqs[index] = Some(ring);
-            return Some(CqId(index as u32));
-        }
-        if self.cqs.len() == capacity::CQS {
-            return None;
-        }
-        self.cqs.push(Some(ring));
-        Some(CqId(self.cqs.len() as u32 - 1))
-    }
-
-    pub(crate) fn remove_cq(&mut self, id: CqId) {
-        if let Some(ring) = self.cqs.get_mut(id.0 as usize).and_then(Option::take) {
-            self.moderated.retain(|(_, waiting)| !Arc::ptr_eq(waiting, &ring));
-        }
-    }
-
-    pub(crate) fn add_qp(&mut self, init: QpInit, owner: Owner) -> Option<Qpn> {
-        if self.qps.len() == capacity::QPS {
-            return None;
-        }
-        if self.endpoint.wants_numbers() {
-            match self.host.claim(0) {
-                Some(block) => self.endpoint.give_numbers(block),
-                None if self.endpoint.has_numbers() => {}
-                None => return None,
-            }
-        }
-        let qpn = self.endpoint.create_qp(init);
-        self.qps.insert(qpn, owner);
-        Some(qpn)
-    }
-
-    pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
-        self.endpoint.destroy_qp(qpn);
-        self.memory.release_windows_of(qpn);
-        self.qps.remove(&qpn);
-        self.deferred.remove_qp(qpn);
-    }
-
-    /// Drops what is deferred for a queue pair that was reset.
-    pub(crate) fn drop_deferred(&mut self, qpn: Qpn) {
-        self.deferred.remove_qp(qpn);
-    }
-
-    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
-        if self.srqs.len() == capacity::SRQS {
-            return None;
-        }
-        let id = self.endpoint.create_srq(init);
-        self.srqs.insert(id, owner);
-        Some(id)
-    }
-
-    pub(crate) fn remove_srq(&mut self, id: SrqId) {
-        // Fails while queue pairs use it: each holds a handle.
-        if self.endpoint.destroy_srq(id).is_ok() {
-            self.srqs.remove(&id);
-        }
-    }
-
-    // Packets
-
     /// Demultiplexes a datagram of the UDP link: to the engine, or to another process on this
     /// address.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
@@ -321,7 +224,6 @@ impl Core {
         }
     }
 
-    /// Gives the engine a record of a shm ring.
     pub(crate) fn receive_record(
         &mut self,
         mut now: impl FnMut() -> Instant,
@@ -530,7 +432,6 @@ impl Core {
         self.rings.finish_batch(&mut self.endpoint)
     }
 
-    /// Resumes rings that have space again.
     pub(crate) fn unblock_rings(&mut self) {
         self.rings.unblock(&mut self.endpoint);
     }
@@ -582,7 +483,6 @@ impl Core {
         }
     }
 
-    /// Handles timers of the engine and of connection management.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
         self.connections.handle_timeout(now);

@@ -26,13 +26,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The most pending requests; more are rejected at once.
 const MAX_PENDING: usize = 1024;
 
-/// A pending request.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     pub(crate) service: ServiceId,
-    /// When it is rejected.
     pub(crate) until: Instant,
-    /// The sender.
     pub(crate) from: Forwarded,
     /// The packet, with its ICRC unchecked.
     pub(crate) packet: Box<[u8]>,

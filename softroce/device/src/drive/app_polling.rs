@@ -14,7 +14,6 @@ impl AppPolling {
         Self(AtomicU64::new(0))
     }
 
-    /// Runs a drive of an application thread.
     pub(super) fn drive(&self, drive: impl FnOnce()) {
         self.0.store(self.drives().wrapping_add(1) << 1 | 1, Ordering::Relaxed);
         drive();
@@ -26,7 +25,6 @@ impl AppPolling {
         self.0.load(Ordering::Relaxed) >> 1
     }
 
-    /// Whether an application thread is inside now.
     pub(crate) fn is_active(&self) -> bool {
         self.0.load(Ordering::Relaxed) & 1 != 0
     }

@@ -25,7 +25,6 @@ struct Batch {
     /// The time, if a record needed it.
     now: Option<Instant>,
     count: usize,
-    /// Payload bytes.
     bytes: usize,
     /// Datagrams forwarded from other hosts are among them.
     datagrams: bool,
@@ -86,7 +85,6 @@ impl Shared {
         polled
     }
 
-    /// Starts the copies that records requested.
     fn begin_copies(&self, core: &mut Core) {
         if !core.copies.is_idle() {
             core.copies.begin();
@@ -167,7 +165,6 @@ impl Shared {
         !self.copying.load(Ordering::SeqCst) && self.rx.lock().rings.sleep()
     }
 
-    /// The progress thread is awake.
     pub(crate) fn end_shm_sleep(&self) {
         self.rx.lock().rings.awake();
     }
@@ -179,7 +176,6 @@ impl Shared {
         self.shm_enabled.store(true, Ordering::Relaxed);
     }
 
-    /// Handles a message of another process on this address.
     pub(crate) fn handle_host_event(&self, arrival: HostEvent) {
         match arrival {
             HostEvent::Gone(member) => self.remove_member(member),

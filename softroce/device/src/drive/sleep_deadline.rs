@@ -30,7 +30,6 @@ impl SleepDeadline {
         due
     }
 
-    /// Sleeper: awake.
     pub(crate) fn end(&self) {
         self.until.store(0, Ordering::SeqCst);
     }

@@ -16,7 +16,6 @@ use std::sync::{Arc, Weak};
 use doorbell_cuda::{Device, Uuid};
 use parking_lot::Mutex;
 
-/// A claimed GPU.
 #[derive(Debug)]
 pub(super) struct Claim {
     /// Holds the address; never read.
@@ -24,7 +23,7 @@ pub(super) struct Claim {
 }
 
 /// The claims of this process, shared by all its copies.
-static BATCH_DELAY: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
+static CLAIMS: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
 
 /// Claims a GPU for this process; `None` where another one has it, or claiming fails.
 pub(super) fn claim(device: Device) -> Option<Arc<Claim>> {
@@ -32,7 +31,7 @@ pub(super) fn claim(device: Device) -> Option<Arc<Claim>> {
 }
 
 fn claim_of(uuid: Uuid) -> Option<Arc<Claim>> {
-    let mut held = BATCH_DELAY.lock();
+    let mut held = CLAIMS.lock();
     if let Some(claim) = held
         .iter()
         .find_map(|(known, claim)| claim.upgrade().filter(|_| *known == uuid))

@@ -10,6 +10,8 @@
 //! bytes last, like all that a peer writes. Long messages to memory that is used repeatedly go to
 //! it directly ([`pins`](super::pins)), except for those last bytes.
 
+mod imports;
+
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::slice;
@@ -18,9 +20,10 @@ use std::time::{Duration, Instant};
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
+use self::imports::Import;
 use super::cuda::{Engine, Mark, Pin};
 use super::pins::{Pins, ReleasedPins};
-use super::{Bounds, Failed, Handle, Memory, RING, SmallCopyDevice, failed, local_allocation};
+use super::{Bounds, Failed, Memory, RING, SmallCopyDevice, failed};
 use crate::memory::copy;
 use crate::shm_ring::segment::SegmentId;
 
@@ -35,7 +38,6 @@ const MAX_IN_FLIGHT: usize = 2;
 const LONG: usize = 16 << 20;
 const BATCH_DELAY: f64 = 0.5;
 
-/// The destination of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
     /// Host memory, in a region with these bounds.
@@ -56,7 +58,7 @@ pub(crate) struct CopyOwner {
     pub(crate) ends: bool,
 }
 
-/// The copies of a device.
+// fields: one queue of batches; the counters and the ring change together with it.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     engine: Engine,
@@ -76,7 +78,6 @@ pub(crate) struct Copies {
     freed: u64,
     /// For each queue pair the last ticket, and the last of responses.
     busy: HashMap<Qpn, (u64, u64)>,
-    /// To undo the requests of a record that is deferred.
     checkpoint: Checkpoint,
     imports: HashMap<(LaneId, SegmentId), Import>,
     pins: Pins,
@@ -129,7 +130,6 @@ impl Batch {
     }
 }
 
-/// A requested copy.
 #[derive(Debug)]
 pub(super) struct CopyOp {
     pub(super) into: CopyEnd,
@@ -137,7 +137,6 @@ pub(super) struct CopyOp {
     pub(super) len: usize,
 }
 
-/// The source or destination of a copy.
 #[derive(Clone, Debug)]
 pub(super) enum CopyEnd {
     Device(Memory, usize),
@@ -147,8 +146,8 @@ pub(super) enum CopyEnd {
 
 impl CopyEnd {
     /// Whether it is adjacent to `before`, which is `len` bytes long.
-    fn continues(&self, checkpoint: &Self, len: usize) -> bool {
-        match (self, checkpoint) {
+    fn continues(&self, before: &Self, len: usize) -> bool {
+        match (self, before) {
             (Self::Device(memory, at), Self::Device(other, start)) => memory.is(other) && *at == start + len,
             (Self::Ring(at), Self::Ring(start)) => *at == start + len,
             (Self::Host(pin, at), Self::Host(other, start)) => pin.is(other) && *at == start + len,
@@ -166,15 +165,6 @@ pub(crate) struct StagedCopy {
     len: usize,
 }
 
-/// GPU memory shared by another process.
-#[derive(Debug)]
-struct Import {
-    handle: Handle,
-    len: usize,
-    /// One mapping for each device that copies from it; the first also for copies to the host.
-    mapped: Vec<Memory>,
-}
-
 /// The state before a record's requests.
 #[derive(Debug, Default)]
 struct Checkpoint {
@@ -188,7 +178,6 @@ struct Checkpoint {
     busy: Option<(Qpn, (u64, u64))>,
 }
 
-/// Finished copies.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     /// Queue pairs whose copies failed.
@@ -196,18 +185,15 @@ pub(crate) struct Done {
     pub(crate) staged: Vec<StagedCopy>,
 }
 
-/// Result of requesting a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CopyRequest {
     Queued,
-    /// The ring is full.
     RingFull,
     /// It can never be done.
     Refused,
 }
 
 impl Copies {
-    /// Sets the link of this process to itself.
     pub(crate) fn set_loopback_link(&mut self, link: LaneId) {
         self.loopback = Some(link);
     }
@@ -227,7 +213,6 @@ impl Copies {
         self.in_flight.is_empty() && self.ops.is_empty()
     }
 
-    /// The ticket of copies requested now.
     pub(crate) fn ticket(&self) -> u64 {
         self.done + self.in_flight.len() as u64 + 1
     }
@@ -257,78 +242,6 @@ impl Copies {
             batch.owners.iter().any(is)
         };
         self.in_flight.iter().any(used) || used(&self.requested)
-    }
-
-    /// Imports an allocation of `len` bytes that the peer of a link shares. Whether it can be
-    /// copied from.
-    pub(crate) fn add_import(&mut self, link: LaneId, id: SegmentId, handle: Handle, len: usize) -> bool {
-        match Memory::import(&handle, len, None) {
-            Ok(Some(memory)) => {
-                let mapped = vec![memory];
-                self.imports.insert((link, id), Import { handle, len, mapped });
-                true
-            }
-            Ok(None) => false,
-            Err(error) => {
-                tracing::warn!(
-                    "GPU memory of another process cannot be imported, and is copied through the host: {error}"
-                );
-                false
-            }
-        }
-    }
-
-    /// The same of one of this process's own allocations.
-    pub(crate) fn add_local(&mut self, link: LaneId, id: SegmentId) -> bool {
-        let Some(memory) = local_allocation(id) else {
-            return false;
-        };
-        let import = Import {
-            handle: Handle::Ipc([0; 64]),
-            len: memory.len(),
-            mapped: vec![memory],
-        };
-        self.imports.insert((link, id), import);
-        true
-    }
-
-    /// The peer withdrew an allocation.
-    pub(crate) fn remove_import(&mut self, link: LaneId, id: SegmentId) {
-        self.imports.remove(&(link, id));
-    }
-
-    /// The peer is gone.
-    pub(crate) fn remove_imports(&mut self, link: LaneId) {
-        self.imports.retain(|(of, _), _| *of != link);
-    }
-
-    /// The allocation that a record names, for copies on a device.
-    fn imported(&mut self, link: LaneId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
-        if self.loopback == Some(link) {
-            return local_allocation(id);
-        }
-        let import = self.imports.get_mut(&(link, id))?;
-        let fits = |memory: &&Memory| device.is_none_or(|device| memory.device() == device);
-        if let Some(memory) = import.mapped.iter().find(fits) {
-            return Some(memory.clone());
-        }
-        if let Some(own) = local_allocation(id)
-            && import.mapped.first().is_some_and(|memory| memory.is(&own))
-        {
-            // The driver copies between any two devices of one process.
-            return Some(own);
-        }
-        match Memory::import(&import.handle, import.len, device) {
-            Ok(Some(memory)) => {
-                import.mapped.push(memory.clone());
-                Some(memory)
-            }
-            Ok(None) => None,
-            Err(error) => {
-                tracing::warn!("GPU memory of another process cannot be imported: {error}");
-                None
-            }
-        }
     }
 
     /// Begins the requests of another record.
@@ -524,11 +437,11 @@ impl Copies {
         if self.requested.owners.last() != Some(&owned) {
             self.requested.owners.push(owned);
         }
-        if let Some(checkpoint) = self.ops.last_mut()
-            && into.continues(&checkpoint.into, checkpoint.len)
-            && from.continues(&checkpoint.from, checkpoint.len)
+        if let Some(last) = self.ops.last_mut()
+            && into.continues(&last.into, last.len)
+            && from.continues(&last.from, last.len)
         {
-            checkpoint.len += len;
+            last.len += len;
             return;
         }
         self.ops.push(CopyOp { into, from, len });

@@ -19,16 +19,13 @@ use super::{Handle, Located, RING};
 /// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoMemory {
-    /// CUDA is not installed.
     #[error(transparent)]
     NoDriver(#[from] doorbell_cuda::Absent),
-    /// The driver does not know the address.
     #[error("the address is neither mapped here nor known to CUDA")]
     Unknown,
     /// Managed memory that the CPU cannot access now.
     #[error("it is managed memory, which cannot be registered")]
     Managed,
-    /// A driver error.
     #[error(transparent)]
     Cuda(#[from] Error),
 }
@@ -272,7 +269,6 @@ fn copy_at_once(stream: &Stream, small: &mut Option<Block>, into: Span<'_>, from
     stream.synchronize()
 }
 
-/// Bytes of a stage.
 const STAGE: usize = 256 << 10;
 
 /// Pinned memory for synchronous copies.
@@ -303,12 +299,10 @@ impl Stage {
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// The stream for synchronous copies of a device.
 fn stream_of(memory: &Memory) -> Result<Stream, Error> {
     Stage::of(&mut STAGES.lock(), memory).map(|stage| stage.stream.clone())
 }
 
-/// Pinned memory for staging.
 #[derive(Debug)]
 pub(crate) struct Pinned(HostMemory);
 
@@ -421,7 +415,6 @@ impl Mark {
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
     streams: Vec<CopyStream>,
-    /// Events for reuse.
     spare: Vec<Event>,
     ring: Option<HostMemory>,
     small: SmallCopyDevices,

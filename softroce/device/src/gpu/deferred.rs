@@ -8,16 +8,12 @@ use doorbell_roce_proto::{Qpn, Transmit};
 use super::Copies;
 use crate::memory::PayloadRef;
 
-/// A deferred item.
 #[derive(Debug)]
 pub(crate) enum Deferred {
-    /// For the application.
     Completion(CqId, Completion),
-    /// For the peer.
     Packet(Box<DeferredResponse>),
 }
 
-/// A packet for a shm link.
 #[derive(Debug)]
 pub(crate) struct DeferredResponse {
     pub(crate) transmit: Transmit,
@@ -102,7 +98,6 @@ impl DeferQueue {
         self.queues.retain(|_, queue| !queue.is_empty());
     }
 
-    /// The queue pair is destroyed or reset.
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
         self.queues.remove(&qpn);
     }

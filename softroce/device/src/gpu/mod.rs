@@ -136,14 +136,12 @@ pub(crate) enum Located {
     Device(Memory, usize),
 }
 
-/// The allocations with registered memory.
 static ALLOCATIONS: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
 
 /// GPU memory from an offset of an allocation on.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     pub(crate) allocation: Arc<Allocation>,
-    /// Offset in the allocation.
     pub(crate) offset: usize,
 }
 

@@ -8,15 +8,12 @@ use super::copies::CopyOp;
 use super::udp_staging::StagedWrite;
 use super::{Handle, Located};
 
-/// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("this device was built without CUDA")]
 pub(crate) struct NoMemory;
 
-/// Why copies fail.
 pub(crate) type CopyError = Infallible;
 
-/// GPU memory, of which there is none.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory;
 
@@ -75,7 +72,6 @@ impl Mark {
     }
 }
 
-/// How small copies of a device are done.
 pub(crate) struct SmallCopyDevice;
 
 pub(crate) fn start_small_copies(_: &Memory) -> SmallCopyDevice {

@@ -20,7 +20,6 @@ use super::cuda::Pin;
 const PIECE: usize = 16 << 20;
 /// Shorter copies go through the ring.
 const MIN_COPY: usize = 64 << 10;
-/// Whole pages are pinned.
 const PAGE: usize = 4096;
 
 /// Registered memory: the address of the first byte, and the length.
@@ -34,7 +33,6 @@ pub(crate) struct Bounds {
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     pieces: HashMap<u32, HashMap<usize, Piece>>,
-    /// The piece being pinned.
     pinning: Option<(u32, usize)>,
 }
 
@@ -133,7 +131,6 @@ impl Pins {
         }
     }
 
-    /// Polls the pinning thread.
     fn poll_pinning(&mut self) {
         let Some((key, start)) = self.pinning else { return };
         let piece = self.pieces.get_mut(&key).and_then(|pieces| pieces.get_mut(&start));

@@ -16,17 +16,13 @@ const CAPACITY: usize = 256 << 10;
 /// The staged bytes of a device.
 #[derive(Debug, Default)]
 pub(crate) struct UdpStaging {
-    /// Read-ahead is enabled.
     read_ahead: bool,
     /// The range that was read ahead.
     read: Option<Read>,
-    /// Write-behind is enabled.
     write_behind: bool,
-    /// The staged writes, in order.
     writes: Vec<StagedWrite>,
     /// Bytes of pinned memory in use by them.
     used: usize,
-    /// Writes ever staged.
     write_count: u64,
     /// A copy of staged writes failed.
     lost: bool,
@@ -40,7 +36,6 @@ struct Read {
     len: usize,
 }
 
-/// A staged write.
 #[derive(Debug)]
 pub(crate) struct StagedWrite {
     pub(crate) memory: Memory,
@@ -60,7 +55,6 @@ impl UdpStaging {
         self.write_behind
     }
 
-    /// How many writes were ever staged.
     pub(crate) fn write_count(&self) -> u64 {
         self.write_count
     }
@@ -150,7 +144,6 @@ impl UdpStaging {
         self.copy_writes()
     }
 
-    /// Copies the staged writes, and waits for that.
     fn copy_writes(&mut self) -> Result<(), Failed> {
         if self.writes.is_empty() {
             return Ok(());

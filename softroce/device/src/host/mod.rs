@@ -93,7 +93,6 @@ pub struct Host {
     epoll: Arc<Epoll>,
     /// When to try to take the port over.
     retry: Mutex<Option<Instant>>,
-    /// The fork generation of the process that joined.
     fork_generation: u32,
 }
 

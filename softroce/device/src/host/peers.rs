@@ -79,7 +79,6 @@ pub(super) enum ControlRecord {
 }
 
 impl ControlRecord {
-    /// Bytes of a record.
     pub(super) const MAX: usize = 24;
 
     pub(super) fn encode(self) -> [u8; Self::MAX] {
@@ -207,7 +206,6 @@ const STRIDE: usize = 64;
 /// How long no connection is accepted after the process ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// All the connections of a member.
 pub(super) struct Peers {
     listener: CloseOnFork<OwnedFd>,
     /// Until when no connection is accepted, for want of descriptors.
@@ -349,7 +347,6 @@ impl Peers {
         }
     }
 
-    /// Reads a connection's records.
     fn read(&mut self, token: u64, registry: &Registry, me: MemberId) {
         if self.read_batch(token, registry, me) == ReadStatus::Ended {
             self.close(token, registry, me);
@@ -451,7 +448,6 @@ impl Peers {
     }
 }
 
-/// Result of reading records from a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReadStatus {
     /// There may be more.

@@ -31,7 +31,6 @@ use guarded::Guarded;
 /// The most members of a group.
 pub const SLOTS: usize = 1024;
 
-/// The most services of a group.
 const SERVICES: usize = 4096;
 
 const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
@@ -105,7 +104,6 @@ struct Layout {
 
 const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
 
-/// A mapping of the registry.
 pub(super) struct Registry {
     fd: OwnedFd,
     layout: NonNull<Layout>,
@@ -118,7 +116,6 @@ unsafe impl Send for Registry {}
 unsafe impl Sync for Registry {}
 
 impl Registry {
-    /// Creates an empty one.
     pub(super) fn create() -> io::Result<Self> {
         let fd = memfd_create(
             c"doorbell-registry",
@@ -134,7 +131,6 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The group's random identifier.
     pub(super) fn name(&self) -> u64 {
         self.layout().name.load(Ordering::Relaxed)
     }

@@ -35,7 +35,6 @@ fn join(address: SocketAddr, members: &[&Host]) -> (Host, CloseOnFork<UdpSocket>
     })
 }
 
-/// The next event.
 fn next_event(host: &Host) -> HostEvent {
     loop {
         if let Some(next_event) = host.poll() {

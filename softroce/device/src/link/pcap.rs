@@ -29,7 +29,6 @@ const LINKTYPE_RAW: u32 = 101;
 const SNAPLEN: u32 = 65535;
 /// Buffered packets are flushed after this long, with the next activity on the link.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// The longest IP and UDP header.
 const MAX_HEADER: usize = 40 + 8;
 
 /// A capture file. Clones write to the same file; the last one to be dropped completes it.

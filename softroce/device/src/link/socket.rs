@@ -24,7 +24,6 @@ impl Socket {
         Ok(Self { socket, local })
     }
 
-    /// Its bound address.
     pub(super) fn local(&self) -> SocketAddr {
         self.local
     }

@@ -177,7 +177,6 @@ pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The sending half.
 struct UdpTx {
     socket: Arc<Socket>,
     /// Whether kernel and network device support GSO.
@@ -266,7 +265,6 @@ impl Refusals {
     }
 }
 
-/// The receiving half.
 struct UdpRx {
     socket: Arc<Socket>,
     taken_over: TakenOver,

@@ -95,7 +95,6 @@ pub struct Mr {
     kind: Kind,
 }
 
-/// The kind of registered memory.
 #[derive(Debug)]
 enum Kind {
     /// The application's memory, of the host or of a GPU.
@@ -124,7 +123,6 @@ unsafe impl Send for HostRange {}
 unsafe impl Sync for HostRange {}
 
 impl HostRange {
-    /// Checks its bounds.
     fn check(&self) -> Result<(), RegisterError> {
         let wraps =
             self.addr.addr().checked_add(self.len).is_none() || self.iova.checked_add(self.len as u64).is_none();

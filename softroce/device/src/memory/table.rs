@@ -2,10 +2,10 @@
 //! vol 1, 10.6).
 
 mod device;
+mod registration;
 mod window;
 
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::{mem, ptr};
 
@@ -13,8 +13,7 @@ use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memo
 use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
 
 use self::window::Window;
-use super::{Bound, HostRange, Rights, copy};
-use crate::capacity;
+use super::{Rights, copy};
 use crate::gpu::{self, Failed};
 use crate::shm_ring::segment::{Segment, SegmentId, SegmentRange};
 
@@ -40,7 +39,6 @@ pub(crate) struct Region {
 pub(crate) enum Location<'a> {
     /// A null region: reads give zeroes, writes are dropped.
     Null,
-    /// Host memory.
     Host(*mut u8),
     /// GPU memory, from this byte of the registered range on.
     Device(&'a gpu::Range, usize),
@@ -67,12 +65,10 @@ impl Region {
         }
     }
 
-    /// The same, of GPU memory.
     pub(super) fn on_device(self, device: Option<gpu::Range>) -> Self {
         Self { device, ..self }
     }
 
-    /// The same, in a shared memory segment.
     pub(super) fn in_segment(self, segment: Option<SegmentRange>) -> Self {
         Self { segment, ..self }
     }
@@ -174,7 +170,6 @@ pub(crate) struct Table {
     registrations: u64,
     regions: usize,
     windows: usize,
-    /// Bound windows.
     bindings: usize,
     /// The payload references of the packet being written.
     payload_refs: Vec<PayloadRef>,
@@ -253,128 +248,8 @@ impl Table {
         }
     }
 
-    /// Restores the payload references of a deferred packet.
     pub(crate) fn restore_payload_refs(&mut self, payload_refs: Vec<PayloadRef>) {
         self.payload_refs = payload_refs;
-    }
-
-    /// Adds a region and returns its key; `None` when there are too many.
-    pub(super) fn add_region(&mut self, region: Region) -> Option<u32> {
-        if self.regions == capacity::REGIONS {
-            return None;
-        }
-        let is_device = region.device.is_some();
-        let key = self.insert(Object::Region(region))?;
-        self.has_device_memory |= is_device;
-        self.regions += 1;
-        Some(key)
-    }
-
-    /// Removes a region, unbinds its windows, and returns what others may have mapped of it.
-    pub(super) fn remove(&mut self, key: u32) -> SharedBacking {
-        let index = (key >> 16) as u16;
-        if let Some(Slot {
-            object: Object::Region(region),
-            ..
-        }) = self.slots.get(usize::from(index)).filter(|slot| slot.key == key)
-        {
-            if region.windows > 0 {
-                self.unbind_from(index);
-            }
-            self.regions -= 1;
-            return match self.free(index) {
-                Object::Region(region) => SharedBacking {
-                    segment: region.segment.map(|place| place.segment),
-                    allocation: region.device.map(|range| range.allocation),
-                },
-                _ => SharedBacking::default(),
-            };
-        }
-        SharedBacking::default()
-    }
-
-    /// Invalidates a region unless windows are bound to it. The slot stays taken until it is
-    /// [removed](Self::remove).
-    pub(super) fn deregister(&mut self, key: u32) -> Result<(), Bound> {
-        let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
-        if let Some(Slot {
-            object: Object::Region(region),
-            ..
-        }) = slot
-        {
-            if region.windows > 0 {
-                return Err(Bound);
-            }
-            // No address is inside, and no window can be bound.
-            region.len = 0;
-            region.rights = Rights::default();
-        }
-        Ok(())
-    }
-
-    fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
-        let slot = self
-            .slots
-            .get_mut((key >> 16) as usize)
-            .filter(|slot| slot.key == key)?;
-        match &mut slot.object {
-            Object::Region(region) => Some(region),
-            _ => None,
-        }
-    }
-
-    /// The rights of a region; none without one.
-    pub(super) fn rights(&mut self, key: u32) -> Rights {
-        self.region_mut(key).map_or(Rights::default(), |region| region.rights)
-    }
-
-    /// Re-registers a region unless windows are bound to it. Returns what others may have mapped of
-    /// its former memory, if that changed.
-    pub(super) fn change(
-        &mut self,
-        key: u32,
-        range: Option<(HostRange, Option<SegmentRange>, Option<gpu::Range>)>,
-        pd: PdId,
-        rights: Rights,
-    ) -> Result<SharedBacking, Bound> {
-        let is_device = matches!(&range, Some((_, _, Some(_))));
-        let Some(region) = self.region_mut(key) else {
-            return Ok(SharedBacking::default());
-        };
-        if region.windows > 0 {
-            return Err(Bound);
-        }
-        let mut before = SharedBacking::default();
-        if let Some((range, segment, device)) = range {
-            (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
-            before.segment = mem::replace(&mut region.segment, segment).map(|place| place.segment);
-            before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
-        }
-        (region.pd, region.rights) = (pd, rights);
-        self.has_device_memory |= is_device;
-        Ok(before)
-    }
-
-    fn insert(&mut self, object: Object) -> Option<u32> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => u16::try_from(self.slots.len()).ok()?,
-        };
-        self.registrations += 1;
-        let tag = self.tags.hash_one(self.registrations) as u16;
-        // Never 0, whatever a window's lower 8 bits are: some programs take key 0 for none.
-        let key = u32::from(index) << 16 | u32::from(tag.max(0x100));
-        let slot = Slot { key, object };
-        match self.slots.get_mut(usize::from(index)) {
-            Some(old) => *old = slot,
-            None => self.slots.push(slot),
-        }
-        Some(key)
-    }
-
-    fn free(&mut self, index: u16) -> Object {
-        self.free.push(index);
-        mem::replace(&mut self.slots[usize::from(index)].object, Object::Free)
     }
 
     fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {

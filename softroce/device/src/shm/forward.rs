@@ -10,9 +10,7 @@ use crate::link;
 /// A datagram's IP and UDP headers, without the destination address, which both processes share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Forwarded {
-    /// Source address.
     pub(crate) src: IpAddr,
-    /// Source and destination port.
     pub(crate) ports: (u16, u16),
     /// Its index in a coalesced (GRO) receive.
     pub(crate) segment: u16,

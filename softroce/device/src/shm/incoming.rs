@@ -38,7 +38,6 @@ struct IncomingRing {
     batch: usize,
 }
 
-/// What became of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RecordOutcome {
     Consumed,
@@ -51,14 +50,11 @@ pub(crate) enum RecordOutcome {
         /// More of the same message follows: what is queued of it is handled at once, as one copy.
         more_follows: bool,
     },
-    /// It must be handled again later.
     Deferred,
 }
 
-/// Result of receiving from all rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Polled {
-    /// Records were handled.
     pub(crate) any: bool,
     /// More may be queued.
     pub(crate) more: bool,
@@ -133,7 +129,6 @@ impl IncomingRings {
         waiting
     }
 
-    /// A member shared a memory segment.
     pub(crate) fn add_segment(&mut self, from: MemberId, id: SegmentId, fd: OwnedFd) {
         if let Some(receiver) = self.receiver_of(from)
             && let Err(error) = receiver.add_segment(id, fd)
@@ -142,7 +137,6 @@ impl IncomingRings {
         }
     }
 
-    /// A member withdrew a segment.
     pub(crate) fn remove_segment(&mut self, from: MemberId, id: SegmentId) {
         if let Some(receiver) = self.receiver_of(from) {
             receiver.remove_segment(id);

@@ -29,7 +29,6 @@ pub(crate) struct ShmPayload<'a> {
     pub(crate) body: Body<'a>,
     pub(crate) copies: &'a mut Copies,
     pub(crate) link: LaneId,
-    /// The headers of its packet.
     pub(crate) headers: &'a [u8],
     /// Copies of earlier packets of the same queue pair are in flight.
     pub(crate) copies_pending: bool,

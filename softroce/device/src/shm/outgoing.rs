@@ -19,7 +19,6 @@ use crate::shm_ring::{Full, Kind, Payload, Receiver, Record, Reference, Referrer
 /// The rings from this process to members of the group.
 pub(crate) struct OutgoingRings {
     host: Arc<Host>,
-    /// The device's address.
     address: IpAddr,
     /// Queue pairs use shm links; otherwise UDP alone.
     enabled: bool,
@@ -31,7 +30,6 @@ pub(crate) struct OutgoingRings {
     rings: Vec<Option<OutgoingRing>>,
     /// Slots of rings that got records since [`finish_batch`](Self::finish_batch).
     touched: Vec<usize>,
-    /// How many rings are full.
     full: usize,
     references: Vec<Reference>,
     keys: Vec<u32>,
@@ -178,7 +176,6 @@ impl OutgoingRings {
         }
     }
 
-    /// A full ring is full no longer.
     fn reopen(&mut self, slot: usize, endpoint: &mut Endpoint) {
         if let Some(Some(ring)) = self.rings.get_mut(slot)
             && ring.full
@@ -189,7 +186,6 @@ impl OutgoingRings {
         }
     }
 
-    /// Whether a ring is full.
     pub(crate) fn is_blocked(&self) -> bool {
         self.full > 0
     }
@@ -583,67 +579,4 @@ impl OutgoingRing {
 const _: () = assert!(1 << SLOT_BITS >= crate::host::SLOTS);
 
 #[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, UdpSocket};
-    use std::time::Duration;
-
-    use doorbell_roce_proto::Psn;
-    use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, MAX_HEADER_LEN, Opcode, Syndrome};
-
-    use super::*;
-    use crate::host::Flags;
-
-    /// Sends the headers of a packet of a queue pair.
-    fn send(outgoing: &mut OutgoingRings, id: LaneId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
-        let extension = match opcode {
-            Opcode::RcAcknowledge => Extension::Aeth(Aeth {
-                syndrome: Syndrome::Ack(Credits::UNLIMITED),
-                msn: 1,
-            }),
-            _ => Extension::Bare,
-        };
-        let mut buf = [0; MAX_HEADER_LEN];
-        let bth = Bth::new(opcode, Qpn::new(77), Psn::new(1));
-        let headers = wire::write_headers(&mut buf, &bth, &extension).unwrap();
-        let transmit = Transmit {
-            src: Ipv4Addr::LOCALHOST.into(),
-            dst: Ipv4Addr::LOCALHOST.into(),
-            traffic_class: 0,
-            hop_limit: 64,
-            len: headers,
-            qpn: Qpn::new(qpn),
-            lane: Some(id),
-            headers,
-            referred: 0,
-            fleeting: false,
-            in_order: false,
-        };
-        outgoing.send(id, &transmit, &buf[..headers], &mut Table::new(), endpoint);
-    }
-
-    #[test]
-    fn a_delayed_ack_on_a_full_ring_wakes_the_receiver() {
-        let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (host, _socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
-        let mut outgoing = OutgoingRings::new(Arc::new(host), address.ip());
-        let (me, mut receiver) = outgoing.enable(false, None).unwrap();
-        let (id, mut endpoint) = (link_to(me), Endpoint::new(1));
-        send(&mut outgoing, id, 6, Opcode::RcAcknowledge, &mut endpoint);
-        while !outgoing.is_blocked() {
-            send(&mut outgoing, id, 5, Opcode::RcSendOnly, &mut endpoint);
-        }
-        assert!(!outgoing.finish_batch(&mut endpoint).own, "it is awake");
-        // The receiver consumes everything, and goes to sleep.
-        while receiver.pop(|_| ()).unwrap().is_some() {}
-        assert!(receiver.sleep());
-        outgoing.unblock(&mut endpoint);
-        assert!(!outgoing.is_blocked());
-        assert!(
-            outgoing.finish_batch(&mut endpoint).own,
-            "it sleeps, and the acknowledgement is there"
-        );
-        receiver.awake();
-        assert!(receiver.pop(|_| ()).unwrap().is_some());
-        assert!(receiver.pop(|_| ()).unwrap().is_none());
-    }
-}
+mod tests;

@@ -42,7 +42,6 @@ impl PendingAck {
         &self.headers
     }
 
-    /// The queue pair that sends it.
     pub(super) fn qpn(&self) -> Qpn {
         self.qpn
     }
@@ -57,17 +56,13 @@ impl PendingAck {
     }
 }
 
-/// The headers of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeaders<'a> {
-    /// Those of a piggybacked ACK.
     pub(crate) piggybacked_ack: Option<[u8; ACK_LEN]>,
-    /// Those of the packet.
     pub(crate) packet: &'a [u8],
 }
 
 impl<'a> RecordHeaders<'a> {
-    /// The most bytes.
     pub(super) const MAX: usize = PREFIX_LEN + MAX_HEADER_LEN;
 
     /// Splits the headers of a record, whatever their content.

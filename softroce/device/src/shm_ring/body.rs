@@ -17,12 +17,10 @@ use crate::memory::copy::{WORD, tail_to_peer_visible};
 #[error("the sender revoked the payload, or is gone")]
 pub struct Gone;
 
-/// Where a payload is.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     /// In the ring, in one piece from here on.
     Lane(*const u8),
-    /// In the ranges of the references.
     Referred {
         /// Some are outside the ring.
         revocable: bool,

@@ -26,11 +26,9 @@ use super::{LARGEST, REFERENCES, ring};
 /// "DBLANE" and the version of this layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"DBLANE\0\x01");
 
-/// Bytes of a slot.
 pub(super) const SLOT: usize = 256;
 /// Offset of the content in a slot.
 pub(super) const CONTENT_OFFSET: usize = 16;
-/// Bytes of the content.
 pub(super) const CONTENT_LEN: usize = REVOKED - CONTENT_OFFSET;
 
 const HEADER_AREA: usize = 4096;
@@ -80,7 +78,6 @@ impl RingGeometry {
     }
 }
 
-/// The words of the first page.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub(super) enum Field {

@@ -24,13 +24,11 @@ pub enum UnfitSegment {
     Map(SegmentId, #[source] io::Error),
 }
 
-/// The most segments of one peer.
 const MAX_SEGMENTS: usize = 4096;
 
 /// Segments up to this size are populated when mapped; larger ones on use.
 const POPULATE_MAX: usize = 64 << 20;
 
-/// The segments of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     mapped: Vec<Mapped>,

@@ -147,16 +147,11 @@ pub struct Record<'a> {
     pub payload: Payload<'a>,
 }
 
-/// Where a record's payload is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PayloadLocation {
-    /// In the slot.
     Slot,
-    /// In the bulk area.
     Bulk,
-    /// By references in the slot.
     RefsInSlot,
-    /// By references in the bulk area.
     RefsInBulk,
 }
 

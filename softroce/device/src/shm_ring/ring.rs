@@ -59,7 +59,6 @@ pub(super) trait RingWords {
     fn credit_wanted(&self) -> &Self::Word;
 }
 
-/// The slot of a position.
 pub(super) fn slot(words: &impl RingWords, position: u64) -> u64 {
     position & (words.slots() - 1)
 }

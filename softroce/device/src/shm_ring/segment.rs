@@ -63,7 +63,6 @@ pub struct SegmentRange {
     pub offset: u64,
 }
 
-/// Identifies a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Inode {
     dev: u64,
@@ -118,7 +117,6 @@ pub fn find(addr: usize, len: usize) -> Option<SegmentRange> {
     })
 }
 
-/// A range of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FileRange {
     inode: Inode,

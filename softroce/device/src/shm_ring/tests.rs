@@ -138,7 +138,6 @@ impl Drop for Shared {
     }
 }
 
-/// A reference to memory of this process.
 fn process(bytes: &[u8]) -> Reference {
     let addr = bytes.as_ptr().expose_provenance() as u64;
     let len = bytes.len() as u32;
@@ -393,7 +392,6 @@ fn a_process_does_not_read_its_own_revoked_record() {
     assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
 }
 
-/// Killed when dropped.
 struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {

@@ -23,7 +23,6 @@ pub(super) fn defer_ticket(copies: &Copies, deferred: &DeferQueue, transmit: &Tr
         .then_some(ticket)
 }
 
-/// Defers a response.
 pub(super) fn defer_packet(
     deferred: &mut DeferQueue,
     memory: &mut Table,

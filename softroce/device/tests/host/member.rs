@@ -51,7 +51,6 @@ pub(crate) struct Member {
     commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     pub(crate) slot: u16,
-    /// Its own UDP port.
     pub(crate) port: u16,
 }
 

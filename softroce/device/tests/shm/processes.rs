@@ -27,7 +27,6 @@ const ROLE: &str = "DOORBELL_TEST_LOCAL_PEER";
 /// Marks a line as the peer's, among the test harness's output.
 const ANSWER: &str = "peer: ";
 
-/// The other process.
 struct Peer {
     process: Child,
     commands: ChildStdin,

@@ -73,7 +73,6 @@ impl Memory {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    /// Fills `len` bytes from `at` on.
     pub(crate) fn fill(&self, at: usize, len: usize, byte: u8) {
         assert!(at + len <= self.len.get());
         // SAFETY: inside the mapping, to which there is no reference; devices may access it
@@ -81,7 +80,6 @@ impl Memory {
         unsafe { self.start.as_ptr().add(at).write_bytes(byte, len) };
     }
 
-    /// Whether all `len` bytes from `at` on are `byte`.
     pub(crate) fn is_all(&self, at: usize, len: usize, byte: u8) -> bool {
         assert!(at + len <= self.len.get());
         let mut copy = vec![0; len];
@@ -307,7 +305,6 @@ impl Side {
         found
     }
 
-    /// Waits for the next `count` completions.
     pub(crate) fn wait(&self, count: usize) -> Vec<Completion> {
         let (since, mut found) = (Instant::now(), Vec::new());
         while found.len() < count {

@@ -3,7 +3,6 @@
 use super::MemberId;
 use crate::sync::{AtomicU64, Ordering};
 
-/// `COUNT` blocks.
 #[repr(C)]
 pub(super) struct Blocks<const COUNT: usize> {
     /// How many were ever released.
@@ -72,7 +71,6 @@ impl<const COUNT: usize> Blocks<COUNT> {
         before.wrapping_add(1) & !MemberId::PRESENT
     }
 
-    /// Releases all blocks of a member.
     pub(super) fn release_all(&self, member: MemberId) {
         for word in &self.words {
             if word.load(Ordering::Relaxed) == member.pack() {

@@ -12,7 +12,6 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// The guard word.
     pub(super) fn guard(&self) -> u64 {
         self.guard.load(Ordering::Acquire)
     }

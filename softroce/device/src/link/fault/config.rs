@@ -5,7 +5,6 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The longest delay.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The faults of a link, e.g.

@@ -22,7 +22,6 @@ use std::net::SocketAddr;
 /// The most delayed packets; more are dropped, as by a switch whose buffer is full.
 const MAX_HELD: usize = 1 << 16;
 
-/// A delayed packet.
 struct Held {
     at: Instant,
     /// Keeps packets that are due together in the order they were sent.

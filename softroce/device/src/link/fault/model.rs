@@ -41,7 +41,6 @@ pub struct Delivery {
 #[derive(Clone, Debug)]
 pub struct FaultModel {
     config: FaultConfig,
-    /// Packets so far.
     packets: u64,
 }
 

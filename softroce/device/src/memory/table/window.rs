@@ -105,7 +105,6 @@ impl Table {
         self.unbind_where(|kind, bound| kind == WindowKind::Two && bound.qpn == qpn);
     }
 
-    /// Unbinds every window of the region at `index`.
     pub(super) fn unbind_from(&mut self, index: u16) {
         self.unbind_where(|_, bound| bound.region == index);
     }

@@ -100,13 +100,10 @@ impl Event {
     }
 }
 
-/// The sending thread.
 struct Sending<'a> {
     sender: Sender,
     id: SegmentId,
-    /// Wakes the receiver.
     receiver_event: &'a Event,
-    /// Wakes this thread.
     sender_event: &'a Event,
 }
 
