@@ -10,7 +10,9 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use doorbell_softroce::shm_ring::segment::{self, SegmentId};
-use doorbell_softroce::shm_ring::{Kind, LARGEST, Payload, Received, Receiver, Record, Reference, Referrer, Sender};
+use doorbell_softroce::shm_ring::{
+    LARGEST, Payload, Received, Receiver, Record, RecordKind, Reference, Referrer, Sender,
+};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -65,7 +67,7 @@ fn send(sender: &mut Sender, header: &[u8], payload: Payload<'_>) -> Result<(), 
     while !sender.has_space()? {
         spin_loop();
     }
-    let kind = Kind::Packet;
+    let kind = RecordKind::Packet;
     Ok(sender.push(&Record { kind, header, payload }, REFERRER)?)
 }
 

@@ -96,7 +96,7 @@ impl DeviceConfig {
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
     /// - `DOORBELL_LINK`: `udp` or `local`, to use that link alone;
-    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, to use that copy mode alone ([`Mover`]);
+    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, to use that copy mode alone;
     /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.

@@ -151,7 +151,7 @@ pub(crate) struct Shared {
     pub(crate) sleep: SleepDeadline,
     pub(crate) app_polling: AppPolling,
     pub(crate) stop: AtomicBool,
-    /// The [`PortState`]. Written under core, so that changes and their events have one order.
+    /// The port state. Written under core, so that changes and their events have one order.
     port: (AtomicBool, AtomicBool),
     /// The link failed, and that was reported.
     broken: AtomicBool,

@@ -29,7 +29,7 @@ use crate::shm::{
     Forwarded, OutgoingRings, PathError, RecordHeaders, RecordOutcome, ShmMemory, ShmPayload, Wakeups, is_immediate,
     link_to,
 };
-use crate::shm_ring::{Kind, Received};
+use crate::shm_ring::{Received, RecordKind};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
@@ -231,23 +231,23 @@ impl Core {
         record: &Received<'_>,
     ) -> RecordOutcome {
         match record.kind {
-            Kind::Packet => {
+            RecordKind::Packet => {
                 let headers = RecordHeaders::split(record.header);
                 let retried = !self.deferred_links.is_empty() && self.deferred_links.contains(&link);
                 if let Some(acknowledgement) = headers.piggybacked_ack.filter(|_| !retried) {
                     self.receive_packet(&mut now, link, &acknowledgement, 0, record);
                 }
-                let verdict = self.receive_packet(now, link, headers.packet, record.body.len(), record);
-                match (retried, verdict) {
+                let outcome = self.receive_packet(now, link, headers.packet, record.body.len(), record);
+                match (retried, outcome) {
                     (true, RecordOutcome::Consumed | RecordOutcome::Retained { .. }) => {
                         self.deferred_links.retain(|deferred_link| *deferred_link != link)
                     }
                     (false, RecordOutcome::Deferred) => self.deferred_links.push(link),
                     _ => {}
                 }
-                verdict
+                outcome
             }
-            Kind::Datagram => {
+            RecordKind::Datagram => {
                 self.receive_forwarded(now(), record);
                 RecordOutcome::Consumed
             }

@@ -11,7 +11,7 @@ use crate::gpu::{self, Handle};
 use crate::host::{HostEvent, MemberId, Message};
 use crate::shm::{IncomingRings, Polled, link_to};
 use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{Kind, Receiver};
+use crate::shm_ring::{Receiver, RecordKind};
 use crate::state::Core;
 use crate::sync::Ordering;
 
@@ -43,7 +43,7 @@ impl Shared {
             |(core, batch), link, record| {
                 batch.count += 1;
                 batch.bytes += record.body.len();
-                batch.datagrams |= record.kind == Kind::Datagram;
+                batch.datagrams |= record.kind == RecordKind::Datagram;
                 core.receive_record(|| *batch.now.get_or_insert_with(|| self.now()), link, &record)
             },
             |(mut core, mut batch), waiting| {
@@ -176,8 +176,8 @@ impl Shared {
         self.shm_enabled.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn handle_host_event(&self, arrival: HostEvent) {
-        match arrival {
+    pub(crate) fn handle_host_event(&self, event: HostEvent) {
+        match event {
             HostEvent::Gone(member) => self.remove_member(member),
             HostEvent::Message {
                 from,

@@ -31,12 +31,12 @@ pub(crate) enum NoMemory {
 }
 
 /// Why copies fail.
-pub(crate) type CopyError = Error;
+pub(crate) type DriverError = Error;
 
 /// GPU memory: an allocation of this process, or an imported one. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
-    kind: Kind,
+    backing: Backing,
     context: Context,
     /// The driver's unique id of the allocation, unless imported.
     identity: Option<u64>,
@@ -47,7 +47,7 @@ pub(crate) struct Memory {
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Backing {
     Ours(Foreign),
     Imported(DeviceMemory),
 }
@@ -108,7 +108,7 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
     // kept no longer.
     let memory = unsafe { Foreign::wrap(&context, base, size, Arc::new(()))? };
     let memory = Memory {
-        kind: Kind::Ours(memory),
+        backing: Backing::Ours(memory),
         context,
         identity: Some(info.buffer_id),
         whole: around.is_some(),
@@ -120,16 +120,16 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
 impl Memory {
     pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
         let range = offset..offset.saturating_add(len);
-        match &self.kind {
-            Kind::Ours(memory) => memory.span(range),
-            Kind::Imported(memory) => memory.span(range),
+        match &self.backing {
+            Backing::Ours(memory) => memory.span(range),
+            Backing::Imported(memory) => memory.span(range),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        match &self.kind {
-            Kind::Ours(memory) => memory.len(),
-            Kind::Imported(memory) => memory.len(),
+        match &self.backing {
+            Backing::Ours(memory) => memory.len(),
+            Backing::Imported(memory) => memory.len(),
         }
     }
 
@@ -138,9 +138,9 @@ impl Memory {
     }
 
     fn address(&self) -> u64 {
-        match &self.kind {
-            Kind::Ours(memory) => memory.device_ptr().0,
-            Kind::Imported(memory) => memory.device_ptr().0,
+        match &self.backing {
+            Backing::Ours(memory) => memory.device_ptr().0,
+            Backing::Imported(memory) => memory.device_ptr().0,
         }
     }
 
@@ -163,10 +163,12 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors; `None` where it is no whole allocation.
-    pub(crate) fn share(&self) -> Result<Option<Handle>, CopyError> {
-        match &self.kind {
-            Kind::Ours(memory) if self.whole && self.is_mapped => Ok(Some(Handle::Descriptor(memory.export_fd()?.0))),
-            Kind::Ours(memory) if self.whole => Ok(Some(Handle::Ipc(memory.ipc_handle()?.0.0))),
+    pub(crate) fn share(&self) -> Result<Option<Handle>, DriverError> {
+        match &self.backing {
+            Backing::Ours(memory) if self.whole && self.is_mapped => {
+                Ok(Some(Handle::Descriptor(memory.export_fd()?.0)))
+            }
+            Backing::Ours(memory) if self.whole => Ok(Some(Handle::Ipc(memory.ipc_handle()?.0.0))),
             _ => Ok(None),
         }
     }
@@ -176,23 +178,23 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors; `Ok(None)` where no GPU memory was registered here.
-    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, CopyError> {
+    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
         let used = USED.lock().clone();
         let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
         let Some(context) = used.iter().find(wanted) else {
             return Ok(None);
         };
-        let (kind, is_mapped) = match handle {
-            Handle::Descriptor(fd) => (Kind::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
+        let (backing, is_mapped) = match handle {
+            Handle::Descriptor(fd) => (Backing::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
             Handle::Ipc(bytes) => {
                 // SAFETY: the other process reports when it withdraws the memory, and has it until
                 // then: it is registered. Each is opened once for a device.
                 let memory = unsafe { Foreign::open(context, &IpcHandle(*bytes))? };
-                (Kind::Ours(memory), false)
+                (Backing::Ours(memory), false)
             }
         };
         let memory = Self {
-            kind,
+            backing,
             context: context.clone(),
             identity: None,
             whole: false,
@@ -212,7 +214,7 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), CopyError> {
+    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), DriverError> {
         self.staged(len, |stage, at, part| {
             let source = self.span(offset + at, part)?;
             copy_at_once(&stage.stream, &mut stage.small, stage.pinned.span(..part)?, source)?;
@@ -230,7 +232,7 @@ impl Memory {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), CopyError> {
+    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), DriverError> {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
@@ -311,7 +313,7 @@ impl Pinned {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, CopyError> {
+    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, DriverError> {
         HostMemory::alloc(&memory.context, len).map(Self)
     }
 
@@ -324,7 +326,7 @@ impl Pinned {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), CopyError> {
+    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), DriverError> {
         let mut stages = STAGES.lock();
         let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
         copy_at_once(stream, small, self.0.span(..len)?, memory.span(offset, len)?)
@@ -334,7 +336,7 @@ impl Pinned {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn store(&self, pieces: &[StagedWrite]) -> Result<(), CopyError> {
+    pub(crate) fn store(&self, pieces: &[StagedWrite]) -> Result<(), DriverError> {
         if let [StagedWrite { memory, start, at, len }] = pieces {
             let mut stages = STAGES.lock();
             let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
@@ -365,7 +367,7 @@ impl Pin {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, CopyError> {
+    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, DriverError> {
         let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
             return Err(Error::Empty);
         };
@@ -448,7 +450,7 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, CopyError> {
+    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, DriverError> {
         let ring = match &mut self.ring {
             Some(ring) => ring,
             none => none.insert(HostMemory::alloc(&memory.context, RING)?),
@@ -481,7 +483,7 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), CopyError> {
+    pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         self.small.copy(moves, self.ring.as_ref(), marks)
     }
 
@@ -495,7 +497,12 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors, also for ranges outside the memory.
-    pub(crate) fn copy(&mut self, into: (&Memory, usize), from: (&Memory, usize), len: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy(
+        &mut self,
+        into: (&Memory, usize),
+        from: (&Memory, usize),
+        len: usize,
+    ) -> Result<(), DriverError> {
         if into.0.is(from.0) && into.1 == from.1 {
             return Ok(());
         }
@@ -512,7 +519,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
@@ -520,7 +527,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 
@@ -533,7 +540,7 @@ impl Engine {
         from: (&Memory, usize),
         (pin, at): (&Pin, usize),
         len: usize,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), DriverError> {
         let (to, source) = (pin.0.span(at..at.saturating_add(len))?, from.0.span(from.1, len)?);
         self.stream(from.0)?.copy(to, source)
     }
@@ -555,7 +562,7 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), CopyError> {
+    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         for entry in self.streams.iter_mut().filter(|entry| entry.touched) {
             entry.touched = false;
             let context = entry.stream.context();
@@ -574,7 +581,7 @@ impl Engine {
     ///
     /// # Errors
     /// Driver errors: the copies failed, or their state is unknown.
-    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, CopyError> {
+    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, DriverError> {
         match mark {
             Mark::Event(event) => event.is_done(),
             Mark::Small(index, number) => self.small.is_done(*index, *number),

@@ -50,7 +50,7 @@ impl DeferQueue {
         self.queues.entry(qpn).or_default().push_back((ticket, item));
     }
 
-    /// The next item up to ticket `done` that `may_go`.
+    /// The next item up to ticket `done` that `may_send`.
     pub(crate) fn next(&mut self, done: u64, may_send: impl Fn(&Deferred) -> bool) -> Option<Deferred> {
         let is_free = |queue: &VecDeque<(u64, Deferred)>| {
             queue

@@ -2,14 +2,14 @@
 //!
 //! A region of it is a [`Range`]: the rules are those of any region, and only the copies differ:
 //! - **Asynchronous** ([`Copies`]): for packets of a shm link. The receiver starts a copy, and the
-//!   engine continues as if it were done; completions and responses are [deferred](deferred) until
+//!   engine continues as if it were done; completions and responses are [deferred] until
 //!   it is. So copies follow each other without a pause, and adjacent ones are merged.
 //! - **Batched** ([`UdpStaging`]): for UDP. The caller waits, once for a batch of packets.
 //! - **Synchronous** ([`Range::read`], [`Range::write`]): for a process that has not imported the
 //!   memory, and for results of atomics.
 //! - Atomics on GPU memory are refused.
 //!
-//! **Between processes** an allocation is shared like a [segment](crate::shm_ring::segment), over
+//! **Between processes** an allocation is shared like a [segment], over
 //! the connection of the two: by its descriptor, or by the `cuIpcOpenMemHandle` handle in a file.
 //! Only a process that has registered GPU memory gets it: no other loads CUDA for it.
 //!
@@ -231,7 +231,7 @@ impl Range {
 }
 
 /// Traces why a copy failed.
-fn failed(error: &cuda::CopyError) -> Failed {
+fn failed(error: &cuda::DriverError) -> Failed {
     tracing::error!("a copy of GPU memory failed: {error}");
     Failed
 }

@@ -12,7 +12,7 @@ use super::{Handle, Located};
 #[error("this device was built without CUDA")]
 pub(crate) struct NoMemory;
 
-pub(crate) type CopyError = Infallible;
+pub(crate) type DriverError = Infallible;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Memory;
@@ -24,7 +24,7 @@ pub(crate) struct Mark;
 pub(crate) struct Pinned;
 
 impl Pinned {
-    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, CopyError> {
+    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, DriverError> {
         Ok(Self)
     }
 
@@ -32,11 +32,11 @@ impl Pinned {
         NonNull::dangling().as_ptr()
     }
 
-    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), CopyError> {
+    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn store(&self, _: &[StagedWrite]) -> Result<(), CopyError> {
+    pub(crate) fn store(&self, _: &[StagedWrite]) -> Result<(), DriverError> {
         Ok(())
     }
 }
@@ -47,7 +47,7 @@ pub(crate) struct Pin;
 impl Pin {
     /// # Safety
     /// Nothing is done.
-    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, CopyError> {
+    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, DriverError> {
         Ok(Self)
     }
 
@@ -106,29 +106,29 @@ impl Memory {
         0
     }
 
-    pub(crate) fn share(&self) -> Result<Option<Handle>, CopyError> {
+    pub(crate) fn share(&self) -> Result<Option<Handle>, DriverError> {
         Ok(None)
     }
 
-    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, CopyError> {
+    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, DriverError> {
         Ok(None)
     }
 
     /// # Safety
     /// Nothing is read.
-    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), CopyError> {
+    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
     /// # Safety
     /// Nothing is written.
-    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), CopyError> {
+    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 }
 
 impl Engine {
-    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, CopyError> {
+    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, DriverError> {
         Ok(NonNull::dangling())
     }
 
@@ -136,23 +136,23 @@ impl Engine {
         None
     }
 
-    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), CopyError> {
+    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), CopyError> {
+    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), DriverError> {
         Ok(())
     }
 
@@ -166,7 +166,7 @@ impl Engine {
         false
     }
 
-    pub(crate) fn copy_small(&mut self, _: &[CopyOp], _: &mut Vec<Mark>) -> Result<(), CopyError> {
+    pub(crate) fn copy_small(&mut self, _: &[CopyOp], _: &mut Vec<Mark>) -> Result<(), DriverError> {
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl Engine {
         None
     }
 
-    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, CopyError> {
+    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, DriverError> {
         Ok(true)
     }
 

@@ -286,8 +286,8 @@ impl Peers {
     }
 
     pub(super) fn poll(&mut self, registry: &Registry, me: MemberId) -> Option<HostEvent> {
-        if let Some(arrival) = self.events.pop_front() {
-            return Some(arrival);
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
         }
         if self.paused.is_some_and(|until| until <= Instant::now()) {
             self.resume();

@@ -146,7 +146,7 @@ fn the_last_messages_of_a_member_are_received() {
     let _reverse = first.connect(second.me()).unwrap();
     assert!(second.poll().is_none());
     let connection = second.connect(first.me()).unwrap();
-    connection.send(Message::Ring, &[memfd(b"lane").as_fd()]).unwrap();
+    connection.send(Message::Ring, &[memfd(b"ring").as_fd()]).unwrap();
     let second_id = second.me();
     drop((connection, second, second_socket));
     let message = next_event(&first);
@@ -168,7 +168,7 @@ fn messages_descriptors_and_hang_up() {
         (first.me(), Some(std::process::id() as i32))
     );
     assert!(Arc::ptr_eq(&connection, &second.connect(first.me()).unwrap()));
-    connection.send(Message::Ring, &[memfd(b"lane").as_fd()]).unwrap();
+    connection.send(Message::Ring, &[memfd(b"ring").as_fd()]).unwrap();
     connection.wake();
     connection
         .send(
@@ -177,7 +177,7 @@ fn messages_descriptors_and_hang_up() {
         )
         .unwrap();
     for (expected, contents) in [
-        (Message::Ring, &["lane"][..]),
+        (Message::Ring, &["ring"][..]),
         (Message::Segment { id: 1 << 40 }, &["one", "two"]),
     ] {
         let HostEvent::Message {

@@ -160,7 +160,7 @@ struct Parts<C> {
 
 /// An array on the stack that is initialised message by message: most calls move one, and clearing
 /// all would cost more than the call itself.
-type Room<T, const N: usize> = [MaybeUninit<T>; N];
+type StackArray<T, const N: usize> = [MaybeUninit<T>; N];
 
 /// Sends up to [`SEND_MESSAGES`] of `messages` in one system call, without blocking; returns how
 /// many were sent.
@@ -169,8 +169,8 @@ type Room<T, const N: usize> = [MaybeUninit<T>; N];
 ///
 /// The error of the first message, if not even that one was sent; see sendmmsg(2).
 pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
-    let mut parts: Room<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
-    let mut headers: Room<libc::mmsghdr, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
+    let mut parts: StackArray<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
+    let mut headers: StackArray<libc::mmsghdr, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
     let mut count = 0;
     for ((message, part), header) in messages.zip(&mut parts).zip(&mut headers) {
         let (address, address_len) = Address::new(message.dst);
@@ -217,8 +217,9 @@ pub(super) fn receive_many(
     most: usize,
     mut received: impl FnMut(Option<Incoming>),
 ) -> io::Result<usize> {
-    let mut parts: Room<Parts<GroControl>, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
-    let mut headers: Room<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut parts: StackArray<Parts<GroControl>, RECEIVE_MESSAGES> =
+        [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut headers: StackArray<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut count = 0;
     for ((bytes, part), header) in arena
         .chunks_exact_mut(slot)

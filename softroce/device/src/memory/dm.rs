@@ -8,7 +8,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Kind, Mr, Region, RegisterError, Rights, copy};
+use super::{Mr, Region, RegisterError, RegisteredMemory, Rights, copy};
 use crate::capacity;
 use crate::device::{Device, LimitError};
 use crate::pd::Pd;
@@ -143,6 +143,6 @@ impl Pd {
             return Err(RegisterError::Range);
         }
         let region = Region::new(base, len as u64, 0, self.id(), rights);
-        self.add(region, Kind::Device { _dm: dm.clone() })
+        self.add(region, RegisteredMemory::Device { _dm: dm.clone() })
     }
 }

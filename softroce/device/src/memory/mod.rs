@@ -92,11 +92,11 @@ pub enum RegisterError {
 pub struct Mr {
     pd: Pd,
     key: u32,
-    kind: Kind,
+    memory: RegisteredMemory,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum RegisteredMemory {
     /// The application's memory, of the host or of a GPU.
     Host(HostRange),
     /// Device memory, kept alive.
@@ -178,7 +178,10 @@ impl Pd {
         }
         let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region.in_segment(segment).on_device(device), Kind::Host(range))
+        self.add(
+            region.in_segment(segment).on_device(device),
+            RegisteredMemory::Host(range),
+        )
     }
 
     /// Registers GPU memory that is known to be such, as from a dma-buf.
@@ -198,7 +201,7 @@ impl Pd {
         };
         self.device().shared().enable_device_memory(&device);
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region.on_device(Some(device)), Kind::Host(range))
+        self.add(region.on_device(Some(device)), RegisteredMemory::Host(range))
     }
 
     /// A null region (ibv_alloc_null_mr(3)): at any address, reads give zeroes and writes are
@@ -207,15 +210,15 @@ impl Pd {
     /// # Errors
     /// When the device is full.
     pub fn null_region(&self) -> Result<Mr, RegisterError> {
-        self.add(Region::null(self.id()), Kind::Null)
+        self.add(Region::null(self.id()), RegisteredMemory::Null)
     }
 
-    fn add(&self, region: Region, kind: Kind) -> Result<Mr, RegisterError> {
+    fn add(&self, region: Region, memory: RegisteredMemory) -> Result<Mr, RegisterError> {
         let mut core = self.device().shared().core.lock();
         let key = core.memory.add_region(region).ok_or(RegisterError::Exhausted)?;
         drop(core);
         let pd = self.clone();
-        Ok(Mr { pd, key, kind })
+        Ok(Mr { pd, key, memory })
     }
 
     /// Whether a work request may use all of `sge`, for writing when `write`.
@@ -259,8 +262,8 @@ impl Mr {
         let before = self.device().shared().core.lock().memory.rights(self.key);
         let rights = change.rights.unwrap_or(before);
         rights.check()?;
-        let range = match self.kind {
-            Kind::Host(range) => {
+        let range = match self.memory {
+            RegisteredMemory::Host(range) => {
                 let range = change.range.unwrap_or(range);
                 let device = range.prepare(rights)?;
                 if let Some(range) = &device {
@@ -269,9 +272,9 @@ impl Mr {
                 Some((range, device))
             }
             _ if change.range.is_some() => return Err(RegisterError::Range),
-            Kind::Device { .. } => None,
-            Kind::Null if change.rights.is_some() => return Err(RegisterError::Rights),
-            Kind::Null => None,
+            RegisteredMemory::Device { .. } => None,
+            RegisteredMemory::Null if change.rights.is_some() => return Err(RegisterError::Rights),
+            RegisteredMemory::Null => None,
         };
         let pd = change.pd.unwrap_or(&self.pd);
         let placed = range.map(|(range, device)| {
@@ -288,7 +291,7 @@ impl Mr {
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
         if let Some(range) = range {
-            self.kind = Kind::Host(range);
+            self.memory = RegisteredMemory::Host(range);
         }
         self.pd = pd.clone();
         Ok(())

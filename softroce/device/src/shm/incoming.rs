@@ -9,7 +9,7 @@ use doorbell_roce_proto::qp::LaneId;
 use super::link_to;
 use crate::host::MemberId;
 use crate::shm_ring::segment::SegmentId;
-use crate::shm_ring::{Broken, Disposition, Received, Receiver};
+use crate::shm_ring::{CorruptRing, Disposition, Received, Receiver};
 
 /// Records of one ring handled at most before the next ring's.
 const BATCH: usize = 32;
@@ -163,8 +163,8 @@ impl IncomingRings {
             }
             match result {
                 Ok(more) => polled.more |= more,
-                Err(broken) => {
-                    tracing::warn!("{broken}");
+                Err(error) => {
+                    tracing::warn!("{error}");
                     self.rings.swap_remove(index);
                     continue;
                 }
@@ -188,7 +188,7 @@ impl IncomingRings {
 
 impl IncomingRing {
     /// Handles a batch. Whether more may be queued.
-    fn receive(&mut self, take: &mut impl FnMut(LaneId, Received<'_>) -> RecordOutcome) -> Result<bool, Broken> {
+    fn receive(&mut self, take: &mut impl FnMut(LaneId, Received<'_>) -> RecordOutcome) -> Result<bool, CorruptRing> {
         let mut referred = false;
         let (mut taken, mut batch) = (0, self.batch);
         while taken < batch {
@@ -221,7 +221,7 @@ impl IncomingRing {
     fn receive_one(
         &mut self,
         take: &mut impl FnMut(LaneId, Received<'_>) -> RecordOutcome,
-    ) -> Result<Option<RecordOutcome>, Broken> {
+    ) -> Result<Option<RecordOutcome>, CorruptRing> {
         let outcome = self.receiver.pop_with(|record| {
             let outcome = take(self.id, record);
             let disposition = match outcome {
@@ -243,7 +243,7 @@ impl IncomingRing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shm_ring::{Kind, Payload, Record, Reference, Referrer, Sender};
+    use crate::shm_ring::{Payload, Record, RecordKind, Reference, Referrer, Sender};
 
     /// A ring of this process, and its receiving end.
     fn ring() -> (Sender, IncomingRings) {
@@ -256,7 +256,7 @@ mod tests {
 
     fn push(sender: &mut Sender, payload: Payload<'_>) {
         let record = Record {
-            kind: Kind::Packet,
+            kind: RecordKind::Packet,
             header: b"header",
             payload,
         };

@@ -16,7 +16,7 @@ use doorbell_roce_proto::{LKey, Qpn, RKey};
 use super::{is_reliable, is_response};
 use crate::gpu::{self, Copies, CopyOwner, CopyRequest, Target};
 use crate::memory::{Location, Table};
-use crate::shm_ring::{Body, Gone, Reference};
+use crate::shm_ring::{PayloadUnavailable, RecordBody, Reference};
 
 /// The memory table and a record's payload.
 pub(crate) struct ShmMemory<'a> {
@@ -26,7 +26,7 @@ pub(crate) struct ShmMemory<'a> {
 
 /// A payload and the state of its copies.
 pub(crate) struct ShmPayload<'a> {
-    pub(crate) body: Body<'a>,
+    pub(crate) body: RecordBody<'a>,
     pub(crate) copies: &'a mut Copies,
     pub(crate) link: LaneId,
     pub(crate) headers: &'a [u8],
@@ -204,7 +204,7 @@ impl ShmPayload<'_> {
         });
         match request {
             Ok(request) => self.request_result(request),
-            Err(Gone) => Err(CopyError::Gone),
+            Err(PayloadUnavailable) => Err(CopyError::Gone),
         }
     }
 

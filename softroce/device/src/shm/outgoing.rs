@@ -14,7 +14,7 @@ use crate::gpu::Allocation;
 use crate::host::{Connection, Flags, Host, MemberId, Message};
 use crate::memory::{PayloadRef, Table};
 use crate::shm_ring::segment::{Segment, SegmentId};
-use crate::shm_ring::{Full, Kind, Payload, Receiver, Record, Reference, Referrer, Sender};
+use crate::shm_ring::{Payload, Receiver, Record, RecordKind, Reference, Referrer, RingFull, Sender};
 
 /// The rings from this process to members of the group.
 pub(crate) struct OutgoingRings {
@@ -341,7 +341,7 @@ impl OutgoingRings {
             return;
         }
         let record = Record {
-            kind: Kind::Datagram,
+            kind: RecordKind::Datagram,
             header: &header.encode(),
             payload: Payload::Inline(datagram),
         };
@@ -439,7 +439,7 @@ impl OutgoingRing {
     /// The caller has checked for space. If the ring is corrupt by now the packet is lost.
     fn push(&mut self, header: &[u8], payload: Payload<'_>, qpn: Qpn, keys: &[u32]) {
         let record = Record {
-            kind: Kind::Packet,
+            kind: RecordKind::Packet,
             header,
             payload,
         };
@@ -468,8 +468,8 @@ impl OutgoingRing {
                 self.sender.request_credit_wakeup()
             }
         });
-        space.unwrap_or_else(|broken| {
-            tracing::warn!("{broken}");
+        space.unwrap_or_else(|error| {
+            tracing::warn!("{error}");
             self.closed = true;
             true
         })
@@ -482,7 +482,7 @@ impl OutgoingRing {
         forced: Option<Mover>,
         references: &mut Vec<Reference>,
         keys: &mut Vec<u32>,
-    ) -> Result<(), Full> {
+    ) -> Result<(), RingFull> {
         let result = table.payload_refs().iter().try_for_each(|payload_ref| {
             if !keys.contains(&payload_ref.key) {
                 keys.push(payload_ref.key);
@@ -494,7 +494,12 @@ impl OutgoingRing {
         result
     }
 
-    fn reference(&mut self, payload_ref: &PayloadRef, table: &Table, forced: Option<Mover>) -> Result<Reference, Full> {
+    fn reference(
+        &mut self,
+        payload_ref: &PayloadRef,
+        table: &Table,
+        forced: Option<Mover>,
+    ) -> Result<Reference, RingFull> {
         // No packet is longer than LARGEST.
         let len = payload_ref.len as u32;
         if let Some(offset) = payload_ref.device {
@@ -544,9 +549,9 @@ impl OutgoingRing {
         offset: u64,
         table: &Table,
         now: bool,
-    ) -> Result<Reference, Full> {
+    ) -> Result<Reference, RingFull> {
         let Some(allocation) = table.allocation(payload_ref.key) else {
-            return Err(Full);
+            return Err(RingFull);
         };
         let (id, len) = (allocation.id(), payload_ref.len as u32);
         if !now && (self.connection.is_none() || self.sender.can_reference_device(id)) {
@@ -572,7 +577,7 @@ impl OutgoingRing {
         // SAFETY: the ring gave as many bytes.
         let copied = unsafe { allocation.read(start, to, payload_ref.len) };
         // If the copy fails the packet is lost.
-        copied.map(|()| reference).map_err(|_| Full)
+        copied.map(|()| reference).map_err(|_| RingFull)
     }
 }
 

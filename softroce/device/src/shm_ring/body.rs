@@ -15,12 +15,12 @@ use crate::memory::copy::{WORD, tail_to_peer_visible};
 /// The payload is unavailable: it was revoked, or the sender is gone. The packet counts as lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the sender revoked the payload, or is gone")]
-pub struct Gone;
+pub struct PayloadUnavailable;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     /// In the ring, in one piece from here on.
-    Lane(*const u8),
+    Ring(*const u8),
     Referred {
         /// Some are outside the ring.
         revocable: bool,
@@ -31,7 +31,7 @@ pub(super) enum Source {
 
 /// The payload of a received record.
 #[derive(Clone, Copy, Debug)]
-pub struct Body<'a> {
+pub struct RecordBody<'a> {
     pub(super) map: &'a Mapping,
     pub(super) segments: &'a Segments,
     pub(super) origin: Origin,
@@ -47,7 +47,7 @@ struct Target<'a> {
     tail: &'a mut [u8],
 }
 
-impl Body<'_> {
+impl RecordBody<'_> {
     /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -98,7 +98,7 @@ impl Body<'_> {
     /// written concurrently, as memory of a device is; where they are the payload's own (of a ring
     /// to this process itself, or shared with the sender), their final content is as undefined as
     /// with any device.
-    pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), Gone> {
+    pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), PayloadUnavailable> {
         let end = at.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= self.len),
@@ -108,7 +108,7 @@ impl Body<'_> {
         // What this process itself has revoked may be unmapped. It revokes nothing while it
         // receives: both happen under the device's lock.
         if self.origin == Origin::Own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
-            return Err(Gone);
+            return Err(PayloadUnavailable);
         }
         let last = len.min(WORD);
         let mut word = [0; WORD];
@@ -119,7 +119,7 @@ impl Body<'_> {
         // SAFETY: the target's head is all but the last bytes of the caller's range.
         unsafe { self.fetch(at, len - last, target)? };
         if self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
-            return Err(Gone);
+            return Err(PayloadUnavailable);
         }
         // SAFETY: these are the last bytes of the caller's range.
         unsafe { tail_to_peer_visible(&word[..last], dst.add(len - last)) };
@@ -133,7 +133,7 @@ impl Body<'_> {
     ///
     /// # Panics
     /// As [`copy_to`](Self::copy_to).
-    pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), Gone> {
+    pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), PayloadUnavailable> {
         // SAFETY: a unique reference, so that it is part of nothing else.
         unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
     }
@@ -144,8 +144,8 @@ impl Body<'_> {
     /// # Safety
     /// The range is one of the payload. The head is writable for as many bytes, as for
     /// [`copy_to`](Self::copy_to).
-    unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), Gone> {
-        if let Source::Lane(bytes) = self.source {
+    unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), PayloadUnavailable> {
+        if let Source::Ring(bytes) = self.source {
             // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
             // area), so its part is. Each byte is read once, and is only copied.
             unsafe {
@@ -175,7 +175,7 @@ impl Body<'_> {
     ///
     /// # Safety
     /// `dst` is writable for `len` bytes, as for [`copy_to`](Self::copy_to).
-    unsafe fn fetch_parts(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), Gone> {
+    unsafe fn fetch_parts(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), PayloadUnavailable> {
         for part in self.parts(at, len) {
             // SAFETY: the parts together are as long as the range of `dst`.
             unsafe {
@@ -188,14 +188,14 @@ impl Body<'_> {
 
     /// # Safety
     /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
-    unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), Gone> {
+    unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), PayloadUnavailable> {
         let len = part.len();
         let src = match (part, self.origin) {
             (Reference::Bulk { offset, .. }, _) => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
             (Reference::Segment { id, offset, .. }, _) => self.segments.find(id, offset, len),
             (Reference::Process { addr, .. }, Origin::Own) => Some(ptr::with_exposed_provenance(addr as usize)),
             (Reference::Process { .. }, Origin::Process(peer)) => {
-                let remote = Remote::of([part].into_iter()).ok_or(Gone)?;
+                let remote = Remote::of([part].into_iter()).ok_or(PayloadUnavailable)?;
                 // SAFETY: writable for the part's length.
                 return unsafe { peer.read([io_part(dst, len), io_part(dst, 0)], remote) };
             }
@@ -206,7 +206,7 @@ impl Body<'_> {
         // and cannot shrink; for a ring to this process itself the creator has promised that they
         // are readable. Each byte is read once and only copied, so that concurrent writes do no
         // harm. The two may overlap, when a process writes to itself.
-        unsafe { ptr::copy(src.ok_or(Gone)?, dst, len) };
+        unsafe { ptr::copy(src.ok_or(PayloadUnavailable)?, dst, len) };
         Ok(())
     }
 
@@ -289,13 +289,13 @@ impl Peer {
         Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
     }
 
-    /// Copies from the process (process_vm_readv(2)): all of it, or fails with [`Gone`].
+    /// Copies from the process (process_vm_readv(2)): all of it, or fails with [`PayloadUnavailable`].
     ///
     /// # Safety
     /// The local ranges are writable.
-    unsafe fn read(self, [head, tail]: [libc::iovec; 2], mut remote: Remote) -> Result<(), Gone> {
+    unsafe fn read(self, [head, tail]: [libc::iovec; 2], mut remote: Remote) -> Result<(), PayloadUnavailable> {
         let mut probe = [0_u8; 8];
-        remote.push(self.address, probe.len()).ok_or(Gone)?;
+        remote.push(self.address, probe.len()).ok_or(PayloadUnavailable)?;
         let local = [head, tail, io_part(probe.as_mut_ptr(), probe.len())];
         let wanted: usize = local.iter().map(|part| part.iov_len).sum();
         let remote = remote.parts();
@@ -308,7 +308,7 @@ impl Peer {
         if complete && u64::from_ne_bytes(probe) == self.value {
             Ok(())
         } else {
-            Err(Gone)
+            Err(PayloadUnavailable)
         }
     }
 }

@@ -120,7 +120,10 @@ impl Mapping {
                 "invalid size of a shm ring",
             ));
         };
-        let fd = memfd_create(c"doorbell-lane", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        let fd = memfd_create(
+            c"doorbell-shm-ring",
+            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
+        )?;
         let file = File::from(fd);
         file.set_len(size.get() as u64)?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals()))?;

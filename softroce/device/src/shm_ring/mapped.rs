@@ -15,7 +15,7 @@ use super::segment::{SegmentId, cannot_shrink};
 pub enum UnfitSegment {
     /// It could shrink, which would be a SIGBUS here, or it is not plain shared memory.
     #[error("segment {0} of the other process is not a memfd that is sealed against shrinking")]
-    Kind(SegmentId),
+    RecordKind(SegmentId),
     /// It is mapped already, or there are too many.
     #[error("the other process has shared {MAX_SEGMENTS} segments already, or segment {0} twice")]
     Refused(SegmentId),
@@ -56,12 +56,12 @@ impl Segments {
         }
         let file = File::from(fd);
         if !cannot_shrink(&file) {
-            return Err(UnfitSegment::Kind(id));
+            return Err(UnfitSegment::RecordKind(id));
         }
         let failed = |error| UnfitSegment::Map(id, error);
         let len = usize::try_from(file.metadata().map_err(failed)?.len()).unwrap_or(0);
         let Some(len) = NonZeroUsize::new(len) else {
-            return Err(UnfitSegment::Kind(id));
+            return Err(UnfitSegment::RecordKind(id));
         };
         let mut flags = MapFlags::MAP_SHARED;
         if len.get() <= POPULATE_MAX {

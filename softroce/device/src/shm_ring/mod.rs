@@ -19,13 +19,13 @@
 //!
 //! **The peer is not trusted.** Both ends can write all of the ring at any time. So each reads a
 //! word once, keeps its counts in memory of its own, checks every number before it is a bound, and
-//! returns [`Broken`] when one is impossible; then the ring can only be closed. No reference
+//! returns [`CorruptRing`] when one is impossible; then the ring can only be closed. No reference
 //! (`&[u8]`) is made to shared memory: a byte that changes during a copy is a wrong byte and
 //! nothing worse.
 //!
 //! **Revocation.** A sender that deregisters memory revokes the records that refer to it, without
 //! waiting: the receiver checks *after* each copy whether the record was revoked, before it stores
-//! the last bytes; then the copy never was a message ([`Gone`]). A receiver that is stopped or dead
+//! the last bytes; then the copy never was a message ([`PayloadUnavailable`]). A receiver that is stopped or dead
 //! in the middle of a copy blocks nothing.
 
 mod body;
@@ -37,12 +37,12 @@ mod ring;
 pub mod segment;
 mod sender;
 
-pub use body::{Body, Gone};
+pub use body::{PayloadUnavailable, RecordBody};
 pub use layout::RingGeometry;
 pub use mapped::UnfitSegment;
 pub use receiver::{Disposition, Received, Receiver};
-pub use record::{Kind, Payload, Record, Reference};
-pub use sender::{Full, Referrer, Sender};
+pub use record::{Payload, Record, RecordKind, Reference};
+pub use sender::{Referrer, RingFull, Sender};
 
 /// The most header bytes of a record.
 pub const HEADER: usize = 96;
@@ -54,7 +54,7 @@ pub const LARGEST: usize = 256 << 10;
 /// The peer violated the ring's protocol: the ring can only be closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the other process corrupted the shm ring between us ({0}); the ring is closed")]
-pub struct Broken(&'static str);
+pub struct CorruptRing(&'static str);
 
 #[cfg(test)]
 mod tests;

@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::body::{Body, Peer, Source};
+use super::body::{Peer, RecordBody, Source};
 use super::layout::{Field, Mapping};
 use super::mapped::{Segments, UnfitSegment};
-use super::record::{Control, Kind, PayloadLocation, REFERENCE, Reference};
+use super::record::{Control, PayloadLocation, REFERENCE, RecordKind, Reference};
 use super::ring::{Consumer, slot};
 use super::segment::SegmentId;
-use super::{Broken, HEADER, REFERENCES};
+use super::{CorruptRing, HEADER, REFERENCES};
 
 /// Whose memory the references of a ring name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,11 +57,11 @@ pub enum Disposition {
 #[derive(Debug)]
 pub struct Received<'a> {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// A private copy of its headers.
     pub header: &'a [u8],
     /// Its payload.
-    pub body: Body<'a>,
+    pub body: RecordBody<'a>,
 }
 
 /// The receiving end of a shm ring. Used by one thread at a time.
@@ -132,7 +132,7 @@ impl Receiver {
     /// # Errors
     /// When the ring is corrupt: it can only be closed.
     #[inline]
-    pub fn pop<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<Option<R>, Broken> {
+    pub fn pop<R>(&mut self, take: impl FnOnce(Received<'_>) -> R) -> Result<Option<R>, CorruptRing> {
         self.pop_with(|record| (Disposition::Consumed, take(record)))
     }
 
@@ -141,7 +141,10 @@ impl Receiver {
     /// # Errors
     /// As [`pop`](Self::pop).
     #[inline]
-    pub fn pop_with<R>(&mut self, take: impl FnOnce(Received<'_>) -> (Disposition, R)) -> Result<Option<R>, Broken> {
+    pub fn pop_with<R>(
+        &mut self,
+        take: impl FnOnce(Received<'_>) -> (Disposition, R),
+    ) -> Result<Option<R>, CorruptRing> {
         if !self.ring.ready(&self.map) {
             self.ring.publish_head(&self.map);
             return Ok(None);
@@ -161,7 +164,7 @@ impl Receiver {
         }
     }
 
-    fn take<R>(&mut self, take: impl FnOnce(Received<'_>) -> (Disposition, R)) -> Result<R, Broken> {
+    fn take<R>(&mut self, take: impl FnOnce(Received<'_>) -> (Disposition, R)) -> Result<R, CorruptRing> {
         let position = self.ring.next();
         let slot = slot(&self.map, position);
         let control = Control::decode(self.map.control(slot).load(Ordering::Relaxed))?;
@@ -173,8 +176,8 @@ impl Receiver {
         // SAFETY: within the content, as `decode` checked that what follows fits in it.
         let after_header = unsafe { content.add(control.after_header()) }.cast_const();
         let source = match control.location {
-            PayloadLocation::Slot => Source::Lane(after_header),
-            PayloadLocation::Bulk => Source::Lane(self.bulk(after_header, control.payload)?),
+            PayloadLocation::Slot => Source::Ring(after_header),
+            PayloadLocation::Bulk => Source::Ring(self.bulk(after_header, control.payload)?),
             PayloadLocation::RefsInSlot => self.refer(after_header, &control)?,
             PayloadLocation::RefsInBulk => {
                 let list = self.bulk(after_header, control.references * REFERENCE)?;
@@ -182,13 +185,13 @@ impl Receiver {
             }
         };
         let used_bulk = match source {
-            Source::Lane(_) => control.location == PayloadLocation::Bulk,
+            Source::Ring(_) => control.location == PayloadLocation::Bulk,
             Source::Referred { bulk, .. } => bulk || control.location == PayloadLocation::RefsInBulk,
         };
         let (after, taken) = take(Received {
             kind: control.kind,
             header: &header[..control.header],
-            body: Body {
+            body: RecordBody {
                 map: &self.map,
                 segments: &self.segments,
                 origin: self.origin,
@@ -219,15 +222,18 @@ impl Receiver {
     }
 
     /// The bulk range at the offset in the slot.
-    fn bulk(&self, offset: *const u8, len: usize) -> Result<*const u8, Broken> {
+    fn bulk(&self, offset: *const u8, len: usize) -> Result<*const u8, CorruptRing> {
         // SAFETY: the eight bytes at `offset` are in the slot's content (`Control::fits`).
         let offset = u64::from_ne_bytes(unsafe { offset.cast::<[u8; 8]>().read() });
-        let at = self.map.bulk(offset, len).ok_or(Broken("a payload outside the ring"))?;
+        let at = self
+            .map
+            .bulk(offset, len)
+            .ok_or(CorruptRing("a payload outside the ring"))?;
         Ok(at.cast_const())
     }
 
     /// Copies the list of references, and checks all that can be checked before the bytes are read.
-    fn refer(&mut self, list: *const u8, control: &Control) -> Result<Source, Broken> {
+    fn refer(&mut self, list: *const u8, control: &Control) -> Result<Source, CorruptRing> {
         self.references.clear();
         let mut len = 0;
         let mut bulk = false;
@@ -239,14 +245,14 @@ impl Receiver {
             if let Reference::Bulk { offset, .. } = reference {
                 self.map
                     .bulk(offset, reference.len())
-                    .ok_or(Broken("a reference outside the ring"))?;
+                    .ok_or(CorruptRing("a reference outside the ring"))?;
                 bulk = true;
             }
             len += reference.len();
             self.references.push(reference);
         }
         if len != control.payload {
-            return Err(Broken("the references do not add up to the payload"));
+            return Err(CorruptRing("the references do not add up to the payload"));
         }
         let revocable = self
             .references

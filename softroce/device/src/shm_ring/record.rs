@@ -5,11 +5,11 @@
 
 use super::layout::CONTENT_LEN;
 use super::segment::SegmentId;
-use super::{Broken, HEADER, LARGEST, REFERENCES};
+use super::{CorruptRing, HEADER, LARGEST, REFERENCES};
 
 /// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum RecordKind {
     /// A packet from one queue pair to another.
     Packet,
     /// A UDP datagram that another process received for a queue pair of this one.
@@ -106,7 +106,7 @@ impl Reference {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; REFERENCE]) -> Result<Self, Broken> {
+    pub(super) fn decode(bytes: &[u8; REFERENCE]) -> Result<Self, CorruptRing> {
         let [at0, at1, at2, at3, at4, at5, at6, at7, len @ .., w0, w1, w2, w3] = *bytes;
         let at = u64::from_ne_bytes([at0, at1, at2, at3, at4, at5, at6, at7]);
         let (len, what) = (u32::from_ne_bytes(len), u32::from_ne_bytes([w0, w1, w2, w3]));
@@ -116,7 +116,7 @@ impl Reference {
             2 => Ok(Self::Process { addr: at, len }),
             3 => Ok(Self::Bulk { offset: at, len }),
             0 if id.0 != 0 => Ok(Self::Device { id, offset: at, len }),
-            _ => Err(Broken("a reference of an unknown kind")),
+            _ => Err(CorruptRing("a reference of an unknown kind")),
         }
     }
 }
@@ -140,7 +140,7 @@ pub enum Payload<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// The packet's headers, or those of a forwarded datagram: [`HEADER`] bytes at most.
     pub header: &'a [u8],
     /// Its payload.
@@ -158,7 +158,7 @@ pub(super) enum PayloadLocation {
 /// A slot's control word: all of its numbers, so that they are read at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Control {
-    pub(super) kind: Kind,
+    pub(super) kind: RecordKind,
     pub(super) location: PayloadLocation,
     pub(super) header: usize,
     pub(super) references: usize,
@@ -186,8 +186,8 @@ impl Control {
 
     pub(super) fn encode(self) -> u64 {
         let kind = match self.kind {
-            Kind::Packet => 1,
-            Kind::Datagram => 2,
+            RecordKind::Packet => 1,
+            RecordKind::Datagram => 2,
         };
         let location = match self.location {
             PayloadLocation::Slot => 1,
@@ -201,19 +201,19 @@ impl Control {
 
     /// Decodes an untrusted control word: sizes are within their limits, and the content fits in a
     /// slot.
-    pub(super) fn decode(word: u64) -> Result<Self, Broken> {
+    pub(super) fn decode(word: u64) -> Result<Self, CorruptRing> {
         let [kind, location, header, references, payload @ ..] = word.to_le_bytes();
         let kind = match kind {
-            1 => Kind::Packet,
-            2 => Kind::Datagram,
-            _ => return Err(Broken("a record of an unknown kind")),
+            1 => RecordKind::Packet,
+            2 => RecordKind::Datagram,
+            _ => return Err(CorruptRing("a record of an unknown kind")),
         };
         let location = match location {
             1 => PayloadLocation::Slot,
             2 => PayloadLocation::Bulk,
             3 => PayloadLocation::RefsInSlot,
             4 => PayloadLocation::RefsInBulk,
-            _ => return Err(Broken("a record with an unknown payload location")),
+            _ => return Err(CorruptRing("a record with an unknown payload location")),
         };
         let control = Self {
             kind,
@@ -223,7 +223,7 @@ impl Control {
             payload: u32::from_le_bytes(payload) as usize,
         };
         if control.header > HEADER || control.references > REFERENCES || control.payload > LARGEST || !control.fits() {
-            return Err(Broken("a record above the size limits"));
+            return Err(CorruptRing("a record above the size limits"));
         }
         Ok(control)
     }

@@ -9,7 +9,7 @@
 
 use crate::sync::{Ordering, fence};
 
-use super::Broken;
+use super::CorruptRing;
 
 /// A word that both ends access. A trait because of the models: loom's atomics cannot be in shared
 /// memory.
@@ -90,10 +90,10 @@ impl Producer {
     ///
     /// # Errors
     /// When it is impossible.
-    pub(super) fn refresh(&mut self, words: &impl RingWords) -> Result<(), Broken> {
+    pub(super) fn refresh(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
         let head = words.head().load(Ordering::Acquire);
         if head.wrapping_sub(self.head) > self.tail - self.head {
-            return Err(Broken("it consumed records that were never sent"));
+            return Err(CorruptRing("it consumed records that were never sent"));
         }
         self.head = head;
         Ok(())
@@ -116,7 +116,7 @@ impl Producer {
     }
 
     /// Requests a wake-up when credits are returned, and reads [`head`](Self::head) after that.
-    pub(super) fn request_credit_wakeup(&mut self, words: &impl RingWords) -> Result<(), Broken> {
+    pub(super) fn request_credit_wakeup(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
         words.credit_wanted().store(1, Ordering::Relaxed);
         // With the fence in `Consumer::return_credits`: either the progress is seen here, or the
         // flag there.

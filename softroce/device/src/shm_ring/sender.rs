@@ -10,12 +10,12 @@ use super::receiver::Capabilities;
 use super::record::{Control, Payload, PayloadLocation, REFERENCE, Record, Reference};
 use super::ring::{Producer, slot};
 use super::segment::SegmentId;
-use super::{Broken, HEADER, LARGEST, REFERENCES};
+use super::{CorruptRing, HEADER, LARGEST, REFERENCES};
 
 /// There is no space for another record: see [`Sender::has_space`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the shm ring is full")]
-pub struct Full;
+pub struct RingFull;
 
 /// By what a record's memory references can be revoked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ impl Bulk {
     }
 
     /// The offset of `len` bytes for the record being written, which may use `most` in all. The
-    /// caller has checked that [`MOST_BULK`] are free.
+    /// caller has checked that [`MAX_BULK`] are free.
     fn take(&mut self, len: usize, most: usize) -> Option<u64> {
         if self.end == self.sent {
             (self.start, self.end) = (self.start(), self.start());
@@ -172,7 +172,7 @@ impl Sender {
     ///
     /// # Errors
     /// When the receiver's head is impossible.
-    pub fn has_space(&mut self) -> Result<bool, Broken> {
+    pub fn has_space(&mut self) -> Result<bool, CorruptRing> {
         if !self.has_known_space() || self.bulk.sent - self.bulk.freed > BULK_IN_CACHE {
             self.refresh()?;
         }
@@ -184,7 +184,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`has_space`](Self::has_space).
-    pub fn request_credit_wakeup(&mut self) -> Result<bool, Broken> {
+    pub fn request_credit_wakeup(&mut self) -> Result<bool, CorruptRing> {
         let before = self.ring.head();
         self.ring.request_credit_wakeup(&self.map)?;
         self.free(before);
@@ -195,7 +195,7 @@ impl Sender {
         self.ring.has_slot(&self.map) && self.bulk.has_known_space()
     }
 
-    fn refresh(&mut self) -> Result<(), Broken> {
+    fn refresh(&mut self) -> Result<(), CorruptRing> {
         let before = self.ring.head();
         self.ring.refresh(&self.map)?;
         self.free(before);
@@ -217,15 +217,15 @@ impl Sender {
     ///
     /// # Errors
     /// When there is none.
-    pub fn copy_in(&mut self, len: usize) -> Result<(Reference, *mut u8), Full> {
+    pub fn copy_in(&mut self, len: usize) -> Result<(Reference, *mut u8), RingFull> {
         if !self.has_known_space() {
-            return Err(Full);
+            return Err(RingFull);
         }
         let (offset, wire) = match (self.bulk.take(len, LARGEST + REFERENCES * ALIGN), u32::try_from(len)) {
             (Some(offset), Ok(len)) => (offset, len),
-            _ => return Err(Full),
+            _ => return Err(RingFull),
         };
-        let at = self.map.bulk(offset, len).ok_or(Full)?;
+        let at = self.map.bulk(offset, len).ok_or(RingFull)?;
         Ok((Reference::Bulk { offset, len: wire }, at))
     }
 
@@ -242,14 +242,14 @@ impl Sender {
     ///
     /// # Panics
     /// When header, payload or references are longer than [`HEADER`], [`LARGEST`], [`REFERENCES`].
-    pub fn push(&mut self, record: &Record<'_>, referrer: Referrer<'_>) -> Result<(), Full> {
+    pub fn push(&mut self, record: &Record<'_>, referrer: Referrer<'_>) -> Result<(), RingFull> {
         assert!(
             record.header.len() <= HEADER,
             "a header of {} bytes",
             record.header.len()
         );
         if !self.has_known_space() {
-            return Err(Full);
+            return Err(RingFull);
         }
         let slot = slot(&self.map, self.ring.tail());
         let content = self.map.content(slot);
@@ -385,7 +385,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`has_space`](Self::has_space). The references are revoked nevertheless.
-    pub fn revoke_region(&mut self, key: u32) -> Result<(), Broken> {
+    pub fn revoke_region(&mut self, key: u32) -> Result<(), CorruptRing> {
         self.revoke(|sent| sent.keys.contains(&key))
     }
 
@@ -394,11 +394,11 @@ impl Sender {
     ///
     /// # Errors
     /// As there.
-    pub fn revoke_qp(&mut self, qpn: u32) -> Result<(), Broken> {
+    pub fn revoke_qp(&mut self, qpn: u32) -> Result<(), CorruptRing> {
         self.revoke(|sent| sent.qpn == qpn)
     }
 
-    fn revoke(&mut self, matches: impl Fn(&Sent) -> bool) -> Result<(), Broken> {
+    fn revoke(&mut self, matches: impl Fn(&Sent) -> bool) -> Result<(), CorruptRing> {
         if self.referred <= self.ring.head() {
             return Ok(());
         }

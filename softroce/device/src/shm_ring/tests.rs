@@ -24,14 +24,14 @@ fn ring() -> (Sender, Receiver) {
 
 fn packet<'a>(header: &'a [u8], payload: Payload<'a>) -> Record<'a> {
     Record {
-        kind: Kind::Packet,
+        kind: RecordKind::Packet,
         header,
         payload,
     }
 }
 
 /// Kind, header and payload.
-type Whole = (Kind, Vec<u8>, Result<Vec<u8>, Gone>);
+type Whole = (RecordKind, Vec<u8>, Result<Vec<u8>, PayloadUnavailable>);
 
 /// Receives a record and its payload.
 fn take(receiver: &mut Receiver) -> Option<Whole> {
@@ -53,7 +53,7 @@ fn small_and_large_payloads_arrive() {
         sender.push(&record, REFERRER).unwrap();
         assert_eq!(
             take(&mut receiver),
-            Some((Kind::Packet, b"header".to_vec(), Ok(payload)))
+            Some((RecordKind::Packet, b"header".to_vec(), Ok(payload)))
         );
     }
     assert_eq!(take(&mut receiver), None);
@@ -161,7 +161,7 @@ fn process_memory_is_read_by_address() {
     sender
         .push(&packet(b"", Payload::Referred(&references)), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver), Some((Kind::Packet, vec![], Ok(memory))));
+    assert_eq!(take(&mut receiver), Some((RecordKind::Packet, vec![], Ok(memory))));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_ring_to_itself_copies_by_address() {
     sender
         .push(&packet(b"", Payload::Referred(&[process(&memory)])), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver), Some((Kind::Packet, vec![], Ok(memory))));
+    assert_eq!(take(&mut receiver), Some((RecordKind::Packet, vec![], Ok(memory))));
 
     // A process may write to where it reads.
     let mut memory = numbers(1000);
@@ -207,13 +207,13 @@ fn segments_are_read_where_they_are_mapped() {
         sender
             .push(&packet(b"", Payload::Referred(&[reference(offset, len)])), REFERRER)
             .unwrap();
-        assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
+        assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
     }
     receiver.remove_segment(id);
     sender
         .push(&packet(b"", Payload::Referred(&[reference(0, 1)])), REFERRER)
         .unwrap();
-    assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
 }
 
 #[test]
@@ -236,7 +236,10 @@ fn long_lists_of_references_arrive() {
         sender
             .push(&packet(&header, Payload::Referred(&references)), REFERRER)
             .unwrap();
-        assert_eq!(take(&mut receiver), Some((Kind::Packet, header.to_vec(), Ok(expected))));
+        assert_eq!(
+            take(&mut receiver),
+            Some((RecordKind::Packet, header.to_vec(), Ok(expected)))
+        );
     }
 }
 
@@ -275,7 +278,7 @@ fn a_full_ring_refuses_until_credits_return() {
         sender.push(&record, REFERRER).unwrap();
         pushed += 1;
     }
-    assert_eq!(sender.push(&record, REFERRER), Err(Full));
+    assert_eq!(sender.push(&record, REFERRER), Err(RingFull));
     assert!(sender.copy_in(1).is_err());
     assert_eq!(sender.request_credit_wakeup(), Ok(false));
     assert!(!receiver.credit_wakeup_pending());
@@ -366,7 +369,14 @@ fn revoked_records_are_lost() {
     sender.revoke_region(10).unwrap();
     sender.revoke_qp(3).unwrap();
     let all = Ok(vec![3; 64]);
-    for expected in [all.clone(), Err(Gone), Err(Gone), all.clone(), Err(Gone), all.clone()] {
+    for expected in [
+        all.clone(),
+        Err(PayloadUnavailable),
+        Err(PayloadUnavailable),
+        all.clone(),
+        Err(PayloadUnavailable),
+        all.clone(),
+    ] {
         assert_eq!(take(&mut receiver).unwrap().2, expected);
     }
     // The slots can be reused.
@@ -389,7 +399,7 @@ fn a_process_does_not_read_its_own_revoked_record() {
     sender.push(&packet(b"", Payload::Referred(&reference)), of).unwrap();
     sender.revoke_region(10).unwrap();
     drop(shared);
-    assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
+    assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
 }
 
 struct KilledOnDrop(Child);
@@ -413,6 +423,6 @@ fn memory_of_a_process_that_did_not_create_the_ring_is_gone() {
         sender
             .push(&packet(b"", Payload::Referred(&[process(&memory)])), REFERRER)
             .unwrap();
-        assert_eq!(take(&mut receiver).unwrap().2, Err(Gone));
+        assert_eq!(take(&mut receiver).unwrap().2, Err(PayloadUnavailable));
     }
 }

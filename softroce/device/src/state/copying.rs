@@ -30,13 +30,13 @@ pub(super) fn defer_packet(
     transmit: Transmit,
     packet: &[u8],
 ) {
-    let answer = DeferredResponse {
+    let response = DeferredResponse {
         transmit,
         bytes: packet.to_vec(),
         payload_refs: memory.payload_refs().to_vec(),
     };
     memory.clear_payload_refs();
-    deferred.push(transmit.qpn, ticket, Deferred::Packet(Box::new(answer)));
+    deferred.push(transmit.qpn, ticket, Deferred::Packet(Box::new(response)));
 }
 
 impl Core {
@@ -107,17 +107,17 @@ impl Core {
             let rings = &self.rings;
             let may_send = |held: &Deferred| match held {
                 Deferred::Completion(..) => true,
-                Deferred::Packet(answer) => answer.transmit.lane.is_none_or(|link| rings.accepts(link)),
+                Deferred::Packet(response) => response.transmit.lane.is_none_or(|link| rings.accepts(link)),
             };
             match self.deferred.next(done, may_send) {
                 None => return,
                 Some(Deferred::Completion(cq, completion)) => self.complete(cq, completion, &now),
-                Some(Deferred::Packet(answer)) => {
+                Some(Deferred::Packet(response)) => {
                     let DeferredResponse {
                         transmit,
                         bytes,
                         payload_refs,
-                    } = *answer;
+                    } = *response;
                     if let Some(link) = transmit.lane {
                         self.memory.restore_payload_refs(payload_refs);
                         self.rings

@@ -34,7 +34,7 @@ pub(crate) fn own_address() -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
 }
 
-/// Memory that is mapped until it is dropped: private, or shared for [`Mover::Shared`].
+/// Memory that is mapped until it is dropped: private, or shared for that copy mode.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: NonNull<u8>,

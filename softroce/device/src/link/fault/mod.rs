@@ -20,9 +20,9 @@ use std::io;
 use std::net::SocketAddr;
 
 /// The most delayed packets; more are dropped, as by a switch whose buffer is full.
-const MAX_HELD: usize = 1 << 16;
+const MAX_DELAYED: usize = 1 << 16;
 
-struct Held {
+struct DelayedPacket {
     at: Instant,
     /// Keeps packets that are due together in the order they were sent.
     order: u64,
@@ -31,27 +31,27 @@ struct Held {
     corruption: Option<Corruption>,
 }
 
-impl Held {
+impl DelayedPacket {
     fn key(&self) -> (Instant, u64) {
         (self.at, self.order)
     }
 }
 
-impl PartialEq for Held {
+impl PartialEq for DelayedPacket {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Held {}
+impl Eq for DelayedPacket {}
 
-impl PartialOrd for Held {
+impl PartialOrd for DelayedPacket {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Held {
+impl Ord for DelayedPacket {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }
@@ -61,7 +61,7 @@ impl Ord for Held {
 pub(super) struct FaultTx {
     inner: Box<dyn Transmit>,
     model: FaultModel,
-    held: BinaryHeap<Reverse<Held>>,
+    delayed: BinaryHeap<Reverse<DelayedPacket>>,
     order: u64,
     /// The packets for `inner`; created on first use, with the seal of the first batch.
     due: Option<TxBatch>,
@@ -72,20 +72,20 @@ impl FaultTx {
         Self {
             inner,
             model: FaultModel::new(config),
-            held: BinaryHeap::new(),
+            delayed: BinaryHeap::new(),
             order: 0,
             due: None,
         }
     }
 
     /// Takes every packet of `batch` that is not dropped.
-    fn hold(&mut self, batch: &mut TxBatch, now: Instant) {
+    fn delay_packets(&mut self, batch: &mut TxBatch, now: Instant) {
         for (envelope, packet) in batch.packets() {
             for delivery in self.model.decide(now, packet.len()) {
-                if self.held.len() == MAX_HELD {
+                if self.delayed.len() == MAX_DELAYED {
                     break;
                 }
-                self.held.push(Reverse(Held {
+                self.delayed.push(Reverse(DelayedPacket {
                     at: delivery.at,
                     order: self.order,
                     dst: envelope.dst,
@@ -101,9 +101,9 @@ impl FaultTx {
 
 impl Transmit for FaultTx {
     fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
-        self.hold(batch, now);
+        self.delay_packets(batch, now);
         let due = self.due.get_or_insert_with(|| batch.clone_empty());
-        while let Some(Reverse(next)) = self.held.peek().filter(|next| next.0.at <= now) {
+        while let Some(Reverse(next)) = self.delayed.peek().filter(|next| next.0.at <= now) {
             let Some(mut slot) = due.slot() else {
                 self.inner.transmit(due, now)?;
                 if due.slot().is_none() {
@@ -116,7 +116,7 @@ impl Transmit for FaultTx {
             if let Some(corruption) = next.corruption {
                 corruption.apply(packet);
             }
-            self.held.pop();
+            self.delayed.pop();
         }
         self.inner.transmit(due, now)
     }
@@ -126,7 +126,7 @@ impl Transmit for FaultTx {
         if self.due.as_ref().is_some_and(|due| !due.is_empty()) {
             return Some(Instant::ZERO);
         }
-        let held = self.held.peek().map(|next| next.0.at);
+        let held = self.delayed.peek().map(|next| next.0.at);
         held.into_iter().chain(self.inner.due()).min()
     }
 }

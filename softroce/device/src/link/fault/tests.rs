@@ -10,18 +10,18 @@ fn config(text: &str) -> FaultConfig {
 /// What a link sent: the bytes of each packet.
 type Wire = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// A sending half that records at most `room` runs per call.
+/// A sending half that records at most `max_runs` runs per call.
 struct Recorder {
     wire: Wire,
-    room: usize,
+    max_runs: usize,
 }
 
 impl Transmit for Recorder {
     fn transmit(&mut self, batch: &mut TxBatch, _now: Instant) -> io::Result<()> {
         let mut wire = self.wire.lock().unwrap();
-        let packets: usize = batch.runs().take(self.room).map(|run| run.packets).sum();
+        let packets: usize = batch.runs().take(self.max_runs).map(|run| run.packets).sum();
         wire.extend(batch.packets().take(packets).map(|(_, packet)| packet.to_vec()));
-        batch.consume(self.room);
+        batch.consume(self.max_runs);
         Ok(())
     }
 }
@@ -45,11 +45,11 @@ fn is_intact(packet: &[u8]) -> bool {
     sealed == packet
 }
 
-fn link(faults: &str, room: usize) -> (FaultTx, Wire, TxBatch) {
+fn link(faults: &str, max_runs: usize) -> (FaultTx, Wire, TxBatch) {
     let wire = Wire::default();
     let recorder = Recorder {
         wire: Arc::clone(&wire),
-        room,
+        max_runs,
     };
     let batch = TxBatch::new(SocketAddr::from(([127, 0, 0, 1], 1)), seal);
     (FaultTx::new(Box::new(recorder), config(faults)), wire, batch)
@@ -67,8 +67,8 @@ fn number(packet: &[u8]) -> u32 {
 }
 
 /// Sends `packets` packets, 16 at a time and 1 µs apart, then waits until none is delayed.
-fn send(faults: &str, packets: u32, room: usize) -> Vec<Vec<u8>> {
-    let (mut tx, wire, mut batch) = link(faults, room);
+fn send(faults: &str, packets: u32, max_runs: usize) -> Vec<Vec<u8>> {
+    let (mut tx, wire, mut batch) = link(faults, max_runs);
     let mut now = Instant(1);
     for first in (0..packets).step_by(16) {
         (first..packets.min(first + 16)).for_each(|number| push(&mut batch, number));

@@ -99,7 +99,7 @@ fn descriptors_that_are_no_segments_are_refused() {
     ] {
         assert!(matches!(
             receiver.add_segment(SegmentId(8), fd),
-            Err(UnfitSegment::Kind(_))
+            Err(UnfitSegment::RecordKind(_))
         ));
     }
     // The sender sees the lost capability.
@@ -143,7 +143,7 @@ fn publish(raw: &Mapping, control: u64, content: &[u8]) {
 }
 
 /// Receives a record and copies all of it, if it is valid.
-fn receive_and_copy(receiver: &mut Receiver) -> Result<(), Broken> {
+fn receive_and_copy(receiver: &mut Receiver) -> Result<(), CorruptRing> {
     let copied = receiver.pop(|received| {
         assert!(received.header.len() <= HEADER && received.body.len() <= LARGEST);
         let mut payload = vec![0; received.body.len()];

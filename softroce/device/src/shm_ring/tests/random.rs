@@ -67,8 +67,12 @@ fn sent() -> impl Strategy<Value = Sent> {
 }
 
 impl Sent {
-    fn kind(&self) -> Kind {
-        if self.datagram { Kind::Datagram } else { Kind::Packet }
+    fn kind(&self) -> RecordKind {
+        if self.datagram {
+            RecordKind::Datagram
+        } else {
+            RecordKind::Packet
+        }
     }
 
     fn payload(&self, memory: &[u8]) -> Vec<u8> {
@@ -150,7 +154,7 @@ impl Sending<'_> {
 }
 
 /// Copies a payload in the parts that the cuts make, the last part first.
-fn copy(body: &Body<'_>, cuts: &[usize]) -> Vec<u8> {
+fn copy(body: &RecordBody<'_>, cuts: &[usize]) -> Vec<u8> {
     let mut payload = vec![0; body.len()];
     let mut ends: Vec<_> = cuts.iter().map(|cut| body.len() * cut / 100).collect();
     ends.push(body.len());
