@@ -269,7 +269,7 @@ impl Device {
         self.shared.core.lock().listeners.push(listener);
     }
 
-    /// Removes a receiver added by [`listen`](Self::listen).
+    /// Removes such a receiver.
     pub fn unlisten(&self, listener: &Arc<EventQueue<Event>>) {
         let listeners = &mut self.shared.core.lock().listeners;
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
@@ -372,7 +372,7 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     let bind = |address, patience| -> Result<_, BindError> {
         let addr = require_unicast(SocketAddr::new(address, config.port))?;
         let (host, socket) = Host::join(addr, flags, patience)?;
-        let link = Link::over(socket).map_err(|source| BindError::new(addr, source))?;
+        let link = Link::from_socket(socket).map_err(|source| BindError::new(addr, source))?;
         Ok((host, link))
     };
     let failed = |source| OpenError::Bind {

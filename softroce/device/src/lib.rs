@@ -37,7 +37,9 @@ pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
 pub use link::PortState;
-pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind, takes_devices};
+pub use memory::{
+    Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind, WindowsBound, takes_devices,
+};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
 pub use shm::Mover;

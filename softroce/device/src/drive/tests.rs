@@ -55,7 +55,7 @@ impl Harness {
     fn new() -> Self {
         let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (host, socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
-        let link = Link::over(socket).unwrap();
+        let link = Link::from_socket(socket).unwrap();
         let has_packets = Arc::new(AtomicBool::new(false));
         let transmits = Arc::new(AtomicUsize::new(0));
         let shared = Shared::new(

@@ -99,7 +99,7 @@ impl Link {
     /// # Errors
     ///
     /// When the kernel refuses its options.
-    pub fn over(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
+    pub fn from_socket(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         udp::open(socket)
     }
 

@@ -119,7 +119,7 @@ pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     bound.map_err(|source| BindError::new(addr, source))
 }
 
-/// A UDP link on a socket; see [`Link::over`].
+/// A UDP link on a socket; see [`Link::from_socket`].
 pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let socket = Socket::new(socket)?;
     let local = socket.local();

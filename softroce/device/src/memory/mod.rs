@@ -26,7 +26,7 @@ use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
 pub(crate) use table::{Location, PayloadRef, Region, SharedBacking, Table};
-pub use window::{Bound, Mw, WindowKind};
+pub use window::{Mw, WindowKind, WindowsBound};
 
 /// Whether GPU memory can be registered in this process. Loads the CUDA driver, which takes a tenth
 /// of a second the first time.
@@ -147,7 +147,7 @@ impl HostRange {
     }
 }
 
-/// What [`Mr::change`] changes; `None` is kept.
+/// The attributes of a re-registration (ibv_rereg_mr(3)); `None` is kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {
     /// Its memory.
@@ -286,7 +286,7 @@ impl Mr {
         let before = core
             .memory
             .change(self.key, placed, pd.id(), rights)
-            .map_err(|Bound| RegisterError::Bound)?;
+            .map_err(|WindowsBound| RegisterError::Bound)?;
         core.revoke_region_memory(self.key, before);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
@@ -302,7 +302,7 @@ impl Mr {
     ///
     /// # Errors
     /// While windows are bound to it (IBTA vol 1, 10.6.7.2.6); nothing changed then.
-    pub fn deregister(&self) -> Result<(), Bound> {
+    pub fn deregister(&self) -> Result<(), WindowsBound> {
         let mut core = self.device().shared().core.lock();
         core.memory.deregister(self.key)?;
         core.revoke_region_memory(self.key, SharedBacking::default());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Windows are bound to the region (`EBUSY`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("memory windows are bound to the memory region")]
-pub struct Bound;
+pub struct WindowsBound;
 
 /// The type of a memory window (IBTA vol 1, 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -8,7 +8,7 @@ use doorbell_roce_proto::memory::PdId;
 use super::{Object, Region, SharedBacking, Slot, Table};
 use crate::capacity;
 use crate::gpu;
-use crate::memory::{Bound, HostRange, Rights};
+use crate::memory::{HostRange, Rights, WindowsBound};
 use crate::shm_ring::segment::SegmentRange;
 
 impl Table {
@@ -49,7 +49,7 @@ impl Table {
 
     /// Invalidates a region unless windows are bound to it. The slot stays taken until it is
     /// [removed](Self::remove).
-    pub(in crate::memory) fn deregister(&mut self, key: u32) -> Result<(), Bound> {
+    pub(in crate::memory) fn deregister(&mut self, key: u32) -> Result<(), WindowsBound> {
         let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
         if let Some(Slot {
             object: Object::Region(region),
@@ -57,7 +57,7 @@ impl Table {
         }) = slot
         {
             if region.windows > 0 {
-                return Err(Bound);
+                return Err(WindowsBound);
             }
             // No address is inside, and no window can be bound.
             region.len = 0;
@@ -90,13 +90,13 @@ impl Table {
         range: Option<(HostRange, Option<SegmentRange>, Option<gpu::Range>)>,
         pd: PdId,
         rights: Rights,
-    ) -> Result<SharedBacking, Bound> {
+    ) -> Result<SharedBacking, WindowsBound> {
         let is_device = matches!(&range, Some((_, _, Some(_))));
         let Some(region) = self.region_mut(key) else {
             return Ok(SharedBacking::default());
         };
         if region.windows > 0 {
-            return Err(Bound);
+            return Err(WindowsBound);
         }
         let mut before = SharedBacking::default();
         if let Some((range, segment, device)) = range {

@@ -5,7 +5,7 @@ use doorbell_roce_proto::memory::Memory;
 
 use super::*;
 use crate::memory::table::Region;
-use crate::memory::{Bound, Rights};
+use crate::memory::{Rights, WindowsBound};
 
 const PD: PdId = PdId(3);
 const VIA: Via = Via {
@@ -212,7 +212,7 @@ fn a_window_of_type_1_is_bound_again_and_unbound_by_binding() {
         setup.table.invalidate(VIA, second, Invalidator::Local),
         Err(AccessError)
     );
-    assert_eq!(setup.table.deregister(setup.region), Err(Bound));
+    assert_eq!(setup.table.deregister(setup.region), Err(WindowsBound));
     let nothing = Bind {
         len: 0,
         region: LKey(0),
