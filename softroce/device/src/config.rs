@@ -136,7 +136,7 @@ impl DeviceConfig {
             };
         }
         if let Some(value) = set("DOORBELL_COPY") {
-            let mover = Mover::ALL.into_iter().find(|mover| mover.name() == value);
+            let mode = Mover::ALL.into_iter().find(|mode| mode.name() == value);
             let unknown = || {
                 ConfigError::new(
                     "DOORBELL_COPY",
@@ -144,7 +144,7 @@ impl DeviceConfig {
                     "is not a copy mode; valid values: shared, vm, ring",
                 )
             };
-            pattern.mover = Some(mover.ok_or_else(unknown)?);
+            pattern.mover = Some(mode.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value

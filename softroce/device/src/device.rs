@@ -139,7 +139,7 @@ pub struct Device {
     /// The links use shared segments.
     uses_segments: bool,
     /// The configured copy mode.
-    mover: Option<Mover>,
+    copy_mode: Option<Mover>,
     /// `None` once dropping has begun.
     progress: Option<JoinHandle<()>>,
 }
@@ -248,8 +248,8 @@ impl Device {
             shared,
             host,
             uses_shm: !config.is_udp_only(),
-            mover: config.mover,
-            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
+            copy_mode: config.mover,
+            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mode| mode == Mover::Shared),
             progress: Some(progress),
         }))
     }
@@ -311,14 +311,14 @@ impl Device {
     /// The available and permitted copy modes to other processes of this host, the best first; none
     /// where all traffic uses UDP.
     pub fn local_movers(&self) -> Vec<Mover> {
-        let has = |mover: &Mover| self.mover.is_none_or(|forced| forced == *mover) && mover.is_possible();
+        let has = |mode: &Mover| self.copy_mode.is_none_or(|forced| forced == *mode) && mode.is_possible();
         let all = Mover::ALL.into_iter().filter(|_| self.uses_shm);
-        let mut movers: Vec<_> = all.filter(has).collect();
+        let mut modes: Vec<_> = all.filter(has).collect();
         // Always the fallback.
-        if self.uses_shm && movers.is_empty() {
-            movers.push(Mover::Ring);
+        if self.uses_shm && modes.is_empty() {
+            modes.push(Mover::Ring);
         }
-        movers
+        modes
     }
 
     pub(crate) fn shared(&self) -> &Shared {

@@ -505,7 +505,7 @@ impl OutgoingRing {
         if let Some(offset) = payload_ref.device {
             return self.device_reference(payload_ref, offset, table, forced == Some(Mover::Ring));
         }
-        if forced.is_none_or(|mover| mover == Mover::Shared)
+        if forced.is_none_or(|mode| mode == Mover::Shared)
             && let Some((id, offset)) = payload_ref.segment
             && let Some(connection) = &self.connection
         {
