@@ -205,9 +205,6 @@ impl ConnectionManager {
     }
 
     /// Requests a connection; see [`Cm::connect`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn connect(&self, request: &Request, owner: CmOwner) -> Result<ConnectionId, CmError> {
         self.command(|now, connections| {
             let id = connections.cm.connect(now, request)?;
@@ -217,41 +214,26 @@ impl ConnectionManager {
     }
 
     /// Accepts a request; see [`Cm::accept`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn accept(&self, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.accept(now, id, accept))
     }
 
     /// Rejects a request or a reply; see [`Cm::reject`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn reject(&self, id: ConnectionId, reason: RejectReason, private_data: &[u8]) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.reject(now, id, reason, private_data))
     }
 
     /// Acknowledges the peer's reply (RTU); see [`Cm::establish`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn establish(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
         self.command(|_, connections| connections.cm.establish(id, private_data))
     }
 
     /// The queue pair has received a packet; see [`Cm::notify`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn notify(&self, id: ConnectionId) -> Result<(), CmError> {
         self.command(|_, connections| connections.cm.notify(id))
     }
 
     /// Disconnects; see [`Cm::disconnect`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn disconnect(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.disconnect(now, id, private_data))
     }
@@ -268,9 +250,6 @@ impl ConnectionManager {
     }
 
     /// Requests a datagram service (SIDR); see [`Cm::sidr_request`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn sidr_request(&self, request: &SidrRequest, owner: CmOwner) -> Result<ConnectionId, CmError> {
         self.command(|now, connections| {
             let id = connections.cm.sidr_request(now, request)?;
@@ -280,9 +259,6 @@ impl ConnectionManager {
     }
 
     /// Answers a SIDR request; see [`Cm::sidr_reply`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn sidr_reply(&self, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.sidr_reply(now, id, reply))
     }

@@ -211,9 +211,6 @@ impl Memory {
     ///
     /// # Safety
     /// `to` is writable for `len` bytes.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), DriverError> {
         self.staged(len, |stage, at, part| {
             let source = self.span(offset + at, part)?;
@@ -229,9 +226,6 @@ impl Memory {
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), DriverError> {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
@@ -310,9 +304,6 @@ pub(crate) struct Pinned(HostMemory);
 
 impl Pinned {
     /// `len` bytes, allocated through the memory's device and usable by all.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, DriverError> {
         HostMemory::alloc(&memory.context, len).map(Self)
     }
@@ -323,9 +314,6 @@ impl Pinned {
     }
 
     /// Copies `len` bytes of GPU memory to its beginning, synchronously.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), DriverError> {
         let mut stages = STAGES.lock();
         let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
@@ -333,9 +321,6 @@ impl Pinned {
     }
 
     /// Copies pieces of it to GPU memory synchronously, in order for each device.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) fn store(&self, pieces: &[StagedWrite]) -> Result<(), DriverError> {
         if let [StagedWrite { memory, start, at, len }] = pieces {
             let mut stages = STAGES.lock();
@@ -364,9 +349,6 @@ impl Pin {
     /// # Safety
     /// They stay mapped until this is [released](Self::release), or dropped and no copy uses it any
     /// more.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, DriverError> {
         let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
             return Err(Error::Empty);
@@ -447,9 +429,6 @@ impl Engine {
     }
 
     /// The ring of pinned memory, allocated on first use through the memory's device.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, DriverError> {
         let ring = match &mut self.ring {
             Some(ring) => ring,
@@ -480,9 +459,6 @@ impl Engine {
 
     /// Starts copies that [are small](Self::are_small). The memory is to be kept until they are
     /// done.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         self.small.copy(moves, self.ring.as_ref(), marks)
     }
@@ -516,25 +492,16 @@ impl Engine {
     }
 
     /// Starts a copy from the ring.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
     pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
     /// Starts a copy into the ring.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
     pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 
     /// Starts a copy to pinned host memory.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
     pub(crate) fn copy_out(
         &mut self,
         from: (&Memory, usize),
@@ -559,9 +526,6 @@ impl Engine {
     }
 
     /// Records events behind all copies since the last call.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), DriverError> {
         for entry in self.streams.iter_mut().filter(|entry| entry.touched) {
             entry.touched = false;

@@ -106,9 +106,6 @@ impl SmallCopyDevices {
     }
 
     /// Starts copies that it [takes](Self::take). The memory is to be kept until they are done.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(super) fn copy(
         &mut self,
         ops: &[CopyOp],
@@ -148,9 +145,6 @@ impl SmallCopyDevices {
     }
 
     /// Whether a device's copies are done up to a number.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub(super) fn is_done(&mut self, device: usize, number: u64) -> Result<bool, Error> {
         match self.0.get_mut(device) {
             Some((_, Some(block))) => Ok(block.copies.done()? >= number),

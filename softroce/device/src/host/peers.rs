@@ -437,8 +437,11 @@ impl Peers {
     /// have been accepted yet: for example a ring with its last datagrams.
     fn drain_member(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
         self.accept();
-        let may_be_its = |peer: &PeerSocket| matches!(peer, PeerSocket::Accepted { from, .. } if from.is_none_or(|from| from == member));
-        let sockets = self.sockets.iter().filter(|(_, peer)| may_be_its(peer));
+        let is_its = |peer: &PeerSocket| match peer {
+            PeerSocket::Accepted { from, .. } => from.is_none_or(|from| from == member),
+            PeerSocket::Connected(_) => false,
+        };
+        let sockets = self.sockets.iter().filter(|(_, peer)| is_its(peer));
         let tokens: Vec<u64> = sockets.map(|(&token, _)| token).collect();
         for token in tokens {
             // At most what a socket's buffer holds; the next poll detects one that ended, or is

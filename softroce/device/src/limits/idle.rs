@@ -25,7 +25,6 @@ pub struct Idle {
 /// process: no other thread of it may run.
 ///
 /// # Errors
-///
 /// [`LimitError::Device`]; or when the CPU time cannot be read.
 pub fn idle(config: &DeviceConfig, period: Duration) -> Result<Idle, LimitError> {
     let device = Device::open(config)?;

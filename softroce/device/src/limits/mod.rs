@@ -119,7 +119,6 @@ struct Flag(AtomicU64);
 /// median over groups of round trips, so that preemption of a thread does not count.
 ///
 /// # Errors
-///
 /// [`LimitError::OneCpu`]; or when there is no second thread.
 pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
     const GROUP: u64 = 256;
@@ -180,7 +179,6 @@ const WINDOW: u64 = 512 << 10;
 /// over the packet on each side, and a window so that none is lost. Counts the payload received.
 ///
 /// # Errors
-///
 /// When the loopback interface does not work, or there is no second thread.
 pub fn udp_gso(duration: Duration) -> Result<Bandwidth, LimitError> {
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -51,7 +51,6 @@ fn sleep_until_killed(parent: Pid) -> ! {
 /// same two buffers.
 ///
 /// # Errors
-///
 /// [`LimitError::Forbidden`] where writing to a child's memory is forbidden; or when fork(2) fails.
 pub fn process_vm_writev(duration: Duration, block: usize) -> Result<Bandwidth, LimitError> {
     let source = vec![1u8; block];

@@ -39,7 +39,6 @@ pub trait Transmit: Send {
     /// is dropped, as by the network.
     ///
     /// # Errors
-    ///
     /// Only when the link itself failed.
     fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()>;
 
@@ -55,7 +54,6 @@ pub trait Receive: Send {
     /// of messages, each of one or more datagrams; 0 when none is queued.
     ///
     /// # Errors
-    ///
     /// Only when the link itself failed.
     fn receive(&mut self, batch: &mut RxBatch) -> io::Result<usize>;
 }
@@ -88,7 +86,6 @@ impl Link {
     /// privilege.
     ///
     /// # Errors
-    ///
     /// When the address is in use, not available, not permitted or not unicast; see [`BindError`].
     pub fn udp(addr: SocketAddr) -> Result<Self, BindError> {
         udp::bind(addr)
@@ -97,7 +94,6 @@ impl Link {
     /// A UDP link on a socket that is bound to a unicast address.
     ///
     /// # Errors
-    ///
     /// When the kernel refuses its options.
     pub fn from_socket(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         udp::open(socket)

@@ -64,7 +64,6 @@ impl Parker {
     /// A parker for `socket` that also wakes when `watched` is readable.
     ///
     /// # Errors
-    ///
     /// When the process has no file descriptor left: eventfd(2).
     pub(super) fn new(socket: Arc<Socket>, taken_over: TakenOver, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
@@ -90,7 +89,6 @@ impl Parker {
     /// that is gone.
     ///
     /// # Errors
-    ///
     /// When there is such a socket already, or the kernel refuses its options.
     pub fn take_over(&mut self, port: CloseOnFork<UdpSocket>) -> io::Result<()> {
         self.taken_over.set(port)
@@ -107,7 +105,6 @@ impl Parker {
     /// without one for ever. May return early. Returns what else woke it.
     ///
     /// # Errors
-    ///
     /// See ppoll(2): only from a lack of kernel memory.
     pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<Woken> {
         let shared = &*self.shared;

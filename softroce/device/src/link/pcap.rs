@@ -41,7 +41,6 @@ impl Capture {
     /// Creates or truncates the file `path`.
     ///
     /// # Errors
-    ///
     /// When the file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
         let mut file = BufWriter::with_capacity(256 << 10, File::create(path)?);

@@ -166,7 +166,6 @@ type StackArray<T, const N: usize> = [MaybeUninit<T>; N];
 /// many were sent.
 ///
 /// # Errors
-///
 /// The error of the first message, if not even that one was sent; see sendmmsg(2).
 pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
     let mut parts: StackArray<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
@@ -208,7 +207,6 @@ pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = O
 /// each in order, `None` for one that was truncated or has a sender of another address family.
 ///
 /// # Errors
-///
 /// See recvmmsg(2); `WouldBlock` when none is queued.
 pub(super) fn receive_many(
     fd: BorrowedFd<'_>,

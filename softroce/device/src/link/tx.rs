@@ -262,7 +262,6 @@ impl<'a> Slot<'a> {
     /// batch, and returns it sealed.
     ///
     /// # Panics
-    ///
     /// When `len` is 0 or more than [`MAX_PACKET`].
     pub fn send(self, len: usize, dst: SocketAddr) -> &'a mut [u8] {
         self.batch.append(len, dst)

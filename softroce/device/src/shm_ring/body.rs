@@ -289,7 +289,8 @@ impl Peer {
         Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
     }
 
-    /// Copies from the process (process_vm_readv(2)): all of it, or fails with [`PayloadUnavailable`].
+    /// Copies from the process (process_vm_readv(2)): all of it, or fails with
+    /// [`PayloadUnavailable`].
     ///
     /// # Safety
     /// The local ranges are writable.

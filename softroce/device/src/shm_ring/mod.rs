@@ -25,8 +25,8 @@
 //!
 //! **Revocation.** A sender that deregisters memory revokes the records that refer to it, without
 //! waiting: the receiver checks *after* each copy whether the record was revoked, before it stores
-//! the last bytes; then the copy never was a message ([`PayloadUnavailable`]). A receiver that is stopped or dead
-//! in the middle of a copy blocks nothing.
+//! the last bytes; then the copy never was a message ([`PayloadUnavailable`]). A receiver that is
+//! stopped or dead in the middle of a copy blocks nothing.
 
 mod body;
 mod layout;

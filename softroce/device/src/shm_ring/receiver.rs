@@ -103,9 +103,6 @@ impl Receiver {
     /// # Safety
     /// The sender is this process's, and the memory that its records refer to by address is
     /// readable until they are received or revoked. Nothing is revoked while a record is received.
-    ///
-    /// # Errors
-    /// As [`attach`](Self::attach).
     pub unsafe fn attach_own(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self::with_origin(Mapping::attach(fd)?, Origin::Own))
     }
@@ -137,9 +134,6 @@ impl Receiver {
     }
 
     /// Handles the next record, if there is one; `take` returns what becomes of it.
-    ///
-    /// # Errors
-    /// As [`pop`](Self::pop).
     #[inline]
     pub fn pop_with<R>(
         &mut self,

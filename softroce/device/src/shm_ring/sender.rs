@@ -391,9 +391,6 @@ impl Sender {
 
     /// Revokes the memory references of a queue pair's records, as
     /// [`revoke_region`](Self::revoke_region) does.
-    ///
-    /// # Errors
-    /// As there.
     pub fn revoke_qp(&mut self, qpn: u32) -> Result<(), CorruptRing> {
         self.revoke(|sent| sent.qpn == qpn)
     }
