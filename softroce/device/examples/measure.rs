@@ -20,7 +20,6 @@ use doorbell_softroce::{
     Cq, CqConfig, Device, DeviceConfig, EventQueue, HostRange, Mr, Owner, Pd, Qp, QpConfig, Rights,
 };
 
-/// WRITEs outstanding in the bandwidth test.
 const DEPTH: u64 = 16;
 const LATENCY_ROUNDS: usize = 10_000;
 
@@ -167,7 +166,6 @@ impl Side {
         failed.map_or(Ok(count as u64), |status| Err(format!("{status:?}").into()))
     }
 
-    /// Writes `value` to the peer's last word.
     fn ping(&self, value: u64, peer: (RKey, u64)) -> Result<()> {
         let last = peer.1 + (self.memory.len() as u64 - 1) * 8;
         self.write(Payload::Inline(&value.to_ne_bytes()), (peer.0, last))?;

@@ -21,7 +21,6 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 type Failure = Box<dyn Error>;
 
-/// How long each measurement takes.
 const TIME: Duration = Duration::from_millis(300);
 /// Bytes of the buffer that messages are taken from.
 const BUFFER: usize = 4 << 20;

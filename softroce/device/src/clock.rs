@@ -48,7 +48,6 @@ pub struct Stamp {
 }
 
 impl Stamps {
-    /// The time now, by these clocks.
     pub(crate) fn now(self) -> Stamp {
         Stamp {
             ticks: if self.ticks { ticks() } else { 0 },

@@ -27,7 +27,6 @@ use crate::sync::MutexGuard;
 
 pub(crate) use pending::PendingRequests;
 
-/// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
 
 /// Receives the events of connections. Called under the device's lock: it must only queue the
@@ -60,7 +59,6 @@ impl fmt::Debug for CmOwner {
     }
 }
 
-/// The connection manager and the sinks of its events.
 #[derive(Debug)]
 pub(crate) struct Connections {
     cm: Cm,
@@ -158,7 +156,6 @@ impl ConnectionManager {
         &self.device
     }
 
-    /// Runs a command, then sends its datagrams and delivers its events.
     fn command<T>(&self, run: impl FnOnce(Instant, &mut Connections) -> T) -> T {
         let shared = self.device.shared();
         let mut core: MutexGuard<'_, Core> = shared.core.lock();

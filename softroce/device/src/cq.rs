@@ -56,9 +56,7 @@ struct Ring {
     moderation: Moderation,
     /// Completions that would have notified the channel without moderation.
     waiting: u32,
-    /// When it is notified at the latest.
     notify_by: Option<Instant>,
-    /// The device has this queue in its list of moderated ones.
     in_moderated_list: bool,
 }
 

@@ -140,7 +140,6 @@ pub struct Device {
     uses_segments: bool,
     /// The configured copy mode.
     copy_mode: Option<Mover>,
-    /// `None` once dropping has begun.
     progress: Option<JoinHandle<()>>,
 }
 

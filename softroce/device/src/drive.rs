@@ -96,10 +96,8 @@ pub(crate) const COARSE_TIMEOUT: Duration = Duration::from_nanos(6 * COARSE);
 const UDP_IDLE_POLLS: u32 = 256;
 const UDP_POLL_INTERVAL: u32 = 128;
 
-/// No deadline.
 const NEVER: u64 = u64::MAX;
 
-/// The receiving side: UDP and the incoming shm rings.
 pub(crate) struct Rx {
     half: Box<dyn Receive>,
     batch: RxBatch,
@@ -110,7 +108,6 @@ pub(crate) struct Rx {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RxPoll {
-    /// Another thread holds rx.
     Busy,
     /// Nothing queued, or the link failed.
     Empty,
@@ -160,7 +157,6 @@ pub(crate) struct Shared {
     epoch: u64,
 }
 
-/// Computes the ICRC of a batch's packets.
 fn seal() -> impl Seal + 'static {
     let mut flows = FlowCache::default();
     let mut last = None;
@@ -235,7 +231,6 @@ impl Shared {
         Instant((coarse_ticks() + COARSE).saturating_sub(self.epoch))
     }
 
-    /// The earliest deadline of engine, link and channels.
     pub(crate) fn due(&self) -> Option<Instant> {
         let due = [&self.engine_due, &self.link_due, &self.channels_due]
             .into_iter()
@@ -544,7 +539,6 @@ impl Shared {
         self.publish_and_unlock(core);
     }
 
-    /// Gives the batch to the link; whether the link is blocked.
     fn send(&self, tx: &mut Tx, now: Instant, force: bool) -> bool {
         if tx.batch.is_empty() && !force {
             return false;

@@ -55,7 +55,6 @@ const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// takes a third of a microsecond.
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The thread's body: runs until the device is dropped.
 pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
     let body = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
     // A panic here is a bug. Peers would wait without an error; the application at least is
@@ -74,7 +73,6 @@ struct Progress<'a> {
     port_poll_at: Instant,
     host_poll_at: Instant,
     spin: Duration,
-    /// Until when it parks instead of busy-polling.
     backoff_until: Instant,
     /// The last drive here that did something.
     last_traffic: Instant,
@@ -204,7 +202,6 @@ impl<'a> Progress<'a> {
         self.polling_since = self.shared.now();
     }
 
-    /// Sleeps until there is something to do.
     fn park(&mut self) {
         let shared = self.shared;
         let due = shared.sleep.begin(|| {

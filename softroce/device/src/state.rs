@@ -33,7 +33,6 @@ use crate::shm_ring::{Received, RecordKind};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
-/// The state of a device, apart from its link.
 // fields: everything that one lock guards.
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
@@ -46,7 +45,6 @@ pub(crate) struct Core {
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
     srqs: HashMap<SrqId, Owner>,
-    /// Receive port and device events.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     device_memory: usize,
@@ -74,7 +72,6 @@ pub(crate) struct Filled {
     pub(crate) in_order: bool,
 }
 
-/// Where a packet goes within the process group.
 enum Demux {
     Member(MemberId),
     /// A service without a listener, and the count of services when it was searched for.
@@ -559,7 +556,6 @@ impl Core {
         }
     }
 
-    /// Notifies the moderated channels that are due.
     pub(crate) fn notify_moderated(&mut self, now: Instant) {
         self.moderated.retain_mut(|(due, ring)| {
             if *due > now {
@@ -571,7 +567,6 @@ impl Core {
         });
     }
 
-    /// When [`notify_moderated`](Self::notify_moderated) is due.
     pub(crate) fn moderation_due(&self) -> Option<Instant> {
         self.moderated.iter().map(|(due, _)| *due).min()
     }

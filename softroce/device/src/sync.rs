@@ -25,7 +25,6 @@ mod checked {
     pub(crate) use loom::sync::MutexGuard;
     use loom::sync::atomic::{Ordering, fence};
 
-    /// Loom's lock with parking_lot's interface.
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {

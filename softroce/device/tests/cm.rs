@@ -36,7 +36,6 @@ impl End {
         }
     }
 
-    /// Another end with the same event queue.
     fn with_same_queue(&self, address: &str) -> Self {
         Self {
             events: Arc::clone(&self.events),

@@ -8,7 +8,6 @@ use nix::sys::resource::{UsageWho, getrusage};
 /// Long enough for whatever happens once per second.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// How often threads of this process went to sleep.
 fn sleeps() -> i64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     usage.voluntary_context_switches()

@@ -35,7 +35,6 @@ pub(crate) struct PendingRequest {
     pub(crate) packet: Box<[u8]>,
 }
 
-/// The pending requests, the earliest deadline first.
 #[derive(Debug)]
 pub(crate) struct PendingRequests {
     requests: VecDeque<PendingRequest>,

@@ -19,7 +19,6 @@ impl<T> CombiningLock<T> {
         }
     }
 
-    /// Waits for the lock. [`run_locked`](Self::run_locked) follows.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.lock.lock()
     }

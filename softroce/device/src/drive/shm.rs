@@ -95,7 +95,6 @@ impl Shared {
         }
     }
 
-    /// Polls the copies, and delivers what waited for the finished ones.
     fn finish_copies(&self, rings: &mut IncomingRings) {
         let mut core = self.core.lock();
         let now = self.now();

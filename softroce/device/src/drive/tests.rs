@@ -14,7 +14,6 @@ use crate::cm::Connections;
 use crate::host::{Flags, Host};
 use crate::link::Link;
 
-/// A socket with or without queued packets.
 struct Waiting(Arc<AtomicBool>);
 
 impl Receive for Waiting {
@@ -24,7 +23,6 @@ impl Receive for Waiting {
     }
 }
 
-/// A link that counts its calls.
 struct Counting(Arc<AtomicUsize>);
 
 impl Transmit for Counting {
@@ -73,7 +71,6 @@ impl Harness {
         }
     }
 
-    /// Makes timers due, drives, and returns whether they ran.
     fn timers_run(&self) -> bool {
         self.shared.engine_due.store(0, Ordering::SeqCst);
         self.shared.drive();

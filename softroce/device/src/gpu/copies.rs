@@ -27,7 +27,6 @@ use super::{Bounds, Failed, Memory, RING, SmallCopyDevice, failed};
 use crate::memory::copy;
 use crate::shm_ring::segment::SegmentId;
 
-/// Alignment in the ring.
 const ALIGN: usize = 64;
 
 /// Batches in flight at once: one, and one queued behind it.
@@ -62,16 +61,12 @@ pub(crate) struct CopyOwner {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     engine: Engine,
-    /// Requested, not started.
     requested: Batch,
     ops: Vec<CopyOp>,
-    /// In flight, the oldest first.
     in_flight: VecDeque<Batch>,
-    /// The ticket up to which all are done.
     done: u64,
     /// When the oldest one became the first in flight, if it is [`LONG`].
     since: Option<Instant>,
-    /// Seconds per byte of the last such batch.
     seconds_per_byte: Option<f64>,
     /// Bytes of the ring ever allocated, and freed.
     taken: u64,
@@ -103,7 +98,6 @@ struct Batch {
 }
 
 impl Batch {
-    /// Starts its copies on the copy engines.
     fn begin(&mut self, engine: &mut Engine, ops: Vec<CopyOp>) {
         for CopyOp { into, from, len } in ops {
             let begun = match (&into, &from) {
@@ -169,7 +163,6 @@ pub(crate) struct StagedCopy {
 #[derive(Debug, Default)]
 struct Checkpoint {
     ops: usize,
-    /// The length of the last copy.
     len: usize,
     owners: usize,
     staged: usize,
@@ -180,7 +173,6 @@ struct Checkpoint {
 
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    /// Queue pairs whose copies failed.
     pub(crate) failed: Vec<Qpn>,
     pub(crate) staged: Vec<StagedCopy>,
 }
@@ -189,7 +181,6 @@ pub(crate) struct Done {
 pub(crate) enum CopyRequest {
     Queued,
     RingFull,
-    /// It can never be done.
     Refused,
 }
 
@@ -203,7 +194,6 @@ impl Copies {
         self.engine.has_small_copies(memory)
     }
 
-    /// Decides how small copies of a device are done.
     pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
         self.engine.add_small_copies(small);
     }
@@ -217,7 +207,6 @@ impl Copies {
         self.done + self.in_flight.len() as u64 + 1
     }
 
-    /// The ticket up to which all are done.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
@@ -307,7 +296,6 @@ impl Copies {
         CopyRequest::Queued
     }
 
-    /// Requests a copy from GPU to host memory.
     fn request_to_host(
         &mut self,
         owner: CopyOwner,
@@ -404,7 +392,6 @@ impl Copies {
         Ok(CopyRequest::Queued)
     }
 
-    /// Allocates a part of the ring, if it has space.
     fn take(&mut self, len: usize) -> Option<usize> {
         let size = RING as u64;
         if self.freed == self.taken {
@@ -565,7 +552,6 @@ impl Copies {
         found
     }
 
-    /// Copies the staged bytes to their destination.
     pub(crate) fn finish_staged(&self, staged: &StagedCopy) -> Result<(), Failed> {
         let start = self.engine.ring_start().ok_or(Failed)?;
         // SAFETY: within the ring, where the finished copy wrote, and nothing else does until more

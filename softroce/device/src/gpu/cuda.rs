@@ -16,7 +16,6 @@ use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies}
 use super::udp_staging::StagedWrite;
 use super::{Handle, Located, RING};
 
-/// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoMemory {
     #[error(transparent)]
@@ -30,7 +29,6 @@ pub(crate) enum NoMemory {
     Cuda(#[from] Error),
 }
 
-/// Why copies fail.
 pub(crate) type DriverError = Error;
 
 /// GPU memory: an allocation of this process, or an imported one. Clones share it.
@@ -308,7 +306,6 @@ impl Pinned {
         HostMemory::alloc(&memory.context, len).map(Self)
     }
 
-    /// Its first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.as_ptr()
     }
@@ -381,7 +378,6 @@ impl Pin {
 /// Identifies the end of a batch of copies.
 #[derive(Debug)]
 pub(crate) enum Mark {
-    /// An event behind them.
     Event(Event),
     /// The last small copy of a device, by the device's index and the copy's number.
     Small(usize, u64),
@@ -407,7 +403,6 @@ pub(crate) struct Engine {
 #[derive(Debug)]
 struct CopyStream {
     stream: Stream,
-    /// Copies were queued since the last mark.
     touched: bool,
 }
 
@@ -447,7 +442,6 @@ impl Engine {
         self.small.has(memory)
     }
 
-    /// Decides how small copies of a device are done.
     pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
         self.small.add(small);
     }
@@ -552,7 +546,6 @@ impl Engine {
         }
     }
 
-    /// Reuses a finished mark.
     pub(crate) fn recycle(&mut self, mark: Mark) {
         if let Mark::Event(event) = mark {
             self.spare.push(event);

@@ -132,7 +132,6 @@ impl Allocation {
 pub(crate) enum Located {
     /// Host memory that CUDA has pinned or mapped.
     Host,
-    /// GPU memory, and the range's offset in it.
     Device(Memory, usize),
 }
 
@@ -230,7 +229,6 @@ impl Range {
     }
 }
 
-/// Traces why a copy failed.
 fn failed(error: &cuda::DriverError) -> Failed {
     tracing::error!("a copy of GPU memory failed: {error}");
     Failed

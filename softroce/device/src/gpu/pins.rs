@@ -29,7 +29,6 @@ pub(crate) struct Bounds {
     pub(crate) len: usize,
 }
 
-/// The pieces, by the key of their region and their address.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     pieces: HashMap<u32, HashMap<usize, Piece>>,
@@ -40,7 +39,6 @@ pub(super) struct Pins {
 enum Piece {
     /// So many bytes were copied to it by the CPU.
     Used(usize),
-    /// A thread is pinning it.
     Pinning(JoinHandle<Option<Pin>>),
     Pinned(Pin),
     Refused,

@@ -44,7 +44,6 @@ pub(crate) fn start_small_copies(memory: &Memory) -> SmallCopyDevice {
     (context.clone(), block)
 }
 
-/// The devices with registered memory.
 #[derive(Debug, Default)]
 pub(super) struct SmallCopyDevices(Vec<SmallCopyDevice>);
 
@@ -61,7 +60,6 @@ impl SmallCopyDevices {
         self.0.iter().any(|(known, _)| known == memory.context())
     }
 
-    /// Decides how small copies of a device are done.
     pub(super) fn add(&mut self, small: SmallCopyDevice) {
         // Two threads may have started one concurrently.
         if self.0.iter().all(|(known, _)| *known != small.0) {

@@ -17,14 +17,11 @@ const CAPACITY: usize = 256 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct UdpStaging {
     read_ahead: bool,
-    /// The range that was read ahead.
     read: Option<Read>,
     write_behind: bool,
     writes: Vec<StagedWrite>,
-    /// Bytes of pinned memory in use by them.
     used: usize,
     write_count: u64,
-    /// A copy of staged writes failed.
     lost: bool,
     pinned: Option<(Pinned, Pinned)>,
 }

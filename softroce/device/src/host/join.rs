@@ -82,7 +82,6 @@ pub enum JoinError {
 }
 
 impl JoinError {
-    /// Whether another address may work.
     pub(crate) fn is_of_address(&self) -> bool {
         !matches!(self, Self::Io { .. })
     }
@@ -168,14 +167,12 @@ fn take_slot(names: &GroupNames) -> Result<(u16, CloseOnFork<OwnedFd>), JoinErro
     Err(JoinError::Full { address })
 }
 
-/// A member that was queried for the registry.
 struct QueriedMember {
     slot: u16,
     socket: CloseOnFork<OwnedFd>,
     pid: i32,
 }
 
-/// A member that replied, and its reply.
 struct Introduction {
     member: QueriedMember,
     registry: Registry,

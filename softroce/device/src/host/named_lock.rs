@@ -22,7 +22,6 @@ pub(super) struct NamedLock {
     _name: CloseOnFork<OwnedFd>,
 }
 
-/// Why it cannot be acquired.
 #[derive(Debug)]
 pub(super) enum LockError {
     /// The holder does not release it.

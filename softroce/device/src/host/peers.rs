@@ -73,8 +73,10 @@ pub(super) enum ControlRecord {
     /// The reply; the descriptor is the registry.
     Registry,
     /// First on every connection between members: its two ends.
-    Hello { from: u64, to: u64 },
-    /// A message for the device.
+    Hello {
+        from: u64,
+        to: u64,
+    },
     Message(Message),
 }
 
@@ -165,7 +167,6 @@ impl Connection {
     }
 }
 
-/// Sends a control record with descriptors.
 pub(super) fn send(socket: &impl AsFd, record: ControlRecord, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
 }
@@ -177,7 +178,6 @@ enum PeerSocket {
         from: Option<MemberId>,
         pid: i32,
     },
-    /// Connected by this process.
     Connected(Arc<Connection>),
 }
 

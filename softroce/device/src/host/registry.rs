@@ -48,7 +48,6 @@ pub struct MemberId {
 }
 
 impl MemberId {
-    /// Marks a word that holds a member.
     const PRESENT: u64 = 1 << 63;
 
     pub(crate) fn new(slot: u16, generation: u32) -> Self {
@@ -90,7 +89,6 @@ struct Member(Guarded);
 #[repr(C)]
 struct Layout {
     magic: AtomicU64,
-    /// The group's random identifier.
     name: AtomicU64,
     /// The holder of the well-known port, packed; or 0.
     holder: AtomicU64,
@@ -217,7 +215,6 @@ impl Registry {
             .filter(|&port| port != 0)
     }
 
-    /// The live member of a slot.
     pub(super) fn member(&self, slot: u16) -> Option<MemberId> {
         let guard = self.layout().members.get(usize::from(slot))?.0.guard();
         (guard & 1 != 0).then(|| MemberId::new(slot, (guard >> 1) as u32))
@@ -282,7 +279,6 @@ impl Registry {
         })
     }
 
-    /// Removes all entries of a leaving member.
     pub(super) fn leave(&self, me: MemberId) {
         self.layout()
             .services

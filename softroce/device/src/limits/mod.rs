@@ -169,7 +169,6 @@ pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
 const PAYLOAD: usize = 4096;
 /// With BTH and ICRC, as a MIDDLE packet.
 const PACKET: usize = 12 + PAYLOAD + 4;
-/// Packets of a GSO run.
 const RUN_PACKETS: usize = crate::link::MAX_RUN / PACKET;
 /// The most bytes in flight, if the socket has space for them.
 const WINDOW: u64 = 512 << 10;
@@ -208,12 +207,10 @@ pub fn udp_gso(duration: Duration) -> Result<Bandwidth, LimitError> {
 }
 
 struct Shared {
-    /// Payload bytes received.
     received: AtomicU64,
     end: AtomicBool,
 }
 
-/// A CRC over the packet, in place of the ICRC.
 fn seal(packet: &mut [u8], _: &Envelope) {
     if let Some((body, check)) = packet.split_last_chunk_mut::<4>() {
         *check = crc32fast::hash(body).to_le_bytes();

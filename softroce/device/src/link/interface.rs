@@ -57,7 +57,6 @@ pub struct PortState {
 pub struct PortWatch {
     notices: Arc<OwnedFd>,
     ip: IpAddr,
-    /// The interface that had the address last.
     interface: String,
 }
 

@@ -37,7 +37,6 @@ pub enum Interest {
 pub struct Parker {
     socket: Arc<Socket>,
     taken_over: TakenOver,
-    /// The port watch's descriptor.
     watched: Option<Arc<OwnedFd>>,
     /// The process group, whose messages wake the thread.
     host: Option<Arc<Host>>,

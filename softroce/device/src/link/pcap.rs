@@ -56,7 +56,6 @@ impl Capture {
         })
     }
 
-    /// Writes packets with the current time.
     fn record<'a>(&self, packets: impl Iterator<Item = (Envelope, &'a [u8])>) {
         // A thread that panicked with the lock held left at worst a truncated record.
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +80,6 @@ fn file_header() -> [u8; 24] {
 }
 
 struct Writer {
-    /// `None` once writing failed.
     file: Option<BufWriter<File>>,
     path: PathBuf,
     flushed: time::Instant,
@@ -211,7 +209,6 @@ fn ones_sum(bytes: &[u8]) -> u32 {
         + last
 }
 
-/// The ones' complement sum in 16 bits.
 fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -239,7 +236,6 @@ impl Transmit for CaptureTx {
     }
 }
 
-/// The receiving half with a capture.
 pub(super) struct CaptureRx {
     pub(super) inner: Box<dyn Receive>,
     pub(super) capture: Capture,

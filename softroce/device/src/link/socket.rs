@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use super::udp::set_options;
 use crate::host::CloseOnFork;
 
-/// A UDP socket with the link's options.
 pub(super) struct Socket {
     socket: CloseOnFork<UdpSocket>,
     local: SocketAddr,

@@ -61,7 +61,6 @@ impl Address {
         v6: unsafe { zeroed() },
     };
 
-    /// The address and its length.
     fn new(addr: SocketAddr) -> (Self, libc::socklen_t) {
         let mut encoded = Self::EMPTY;
         match addr {

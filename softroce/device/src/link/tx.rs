@@ -96,10 +96,8 @@ pub struct TxBatch {
     local: SocketAddr,
     seal: Box<dyn Seal>,
     arena: Box<[u8]>,
-    /// The end of the last packet.
     filled: usize,
     runs: Vec<Run>,
-    /// How many of `runs` were sent.
     sent: usize,
     max_segments: usize,
     /// How many of the unsent packets, from the front, a capture has written.

@@ -179,7 +179,6 @@ pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
 
 struct UdpTx {
     socket: Arc<Socket>,
-    /// Whether kernel and network device support GSO.
     gso: bool,
     refused: Refusals,
 }
@@ -228,7 +227,6 @@ impl UdpTx {
         true
     }
 
-    /// Drops the first run as lost.
     fn drop_run(&mut self, batch: &mut TxBatch, errno: Errno) {
         if let Some(run) = batch.runs().next()
             && self.refused.is_new(errno)

@@ -97,10 +97,10 @@ pub struct Mr {
 
 #[derive(Debug)]
 enum RegisteredMemory {
-    /// The application's memory, of the host or of a GPU.
     Host(HostRange),
-    /// Device memory, kept alive.
-    Device { _dm: Dm },
+    Device {
+        _dm: Dm,
+    },
     /// No memory: writes are dropped.
     Null,
 }

@@ -26,7 +26,6 @@ pub(crate) struct Region {
     iova: u64,
     pd: PdId,
     rights: Rights,
-    /// Windows bound to it.
     windows: usize,
     /// Its range of a shared memory segment, if it has one.
     segment: Option<SegmentRange>,
@@ -34,7 +33,6 @@ pub(crate) struct Region {
     device: Option<gpu::Range>,
 }
 
-/// The location of a range of a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Location<'a> {
     /// A null region: reads give zeroes, writes are dropped.
@@ -133,7 +131,6 @@ pub(crate) struct SharedBacking {
 /// Memory that a packet for another process of this host refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PayloadRef {
-    /// The region's key.
     pub(crate) key: u32,
     pub(crate) at: *const u8,
     pub(crate) len: usize,
@@ -171,13 +168,11 @@ pub(crate) struct Table {
     regions: usize,
     windows: usize,
     bindings: usize,
-    /// The payload references of the packet being written.
     payload_refs: Vec<PayloadRef>,
     /// Queue pairs with GPU copies of READ responses in flight: their sends may read that memory.
     reads_pending: Vec<Qpn>,
     /// GPU memory was registered: without it no packet needs the check.
     has_device_memory: bool,
-    /// Staging of UDP payloads from and to GPU memory.
     udp_staging: gpu::UdpStaging,
     /// Regions that lost a window: references made through it are to be revoked.
     revoked_regions: Vec<u32>,
@@ -208,7 +203,6 @@ impl Table {
         &self.payload_refs
     }
 
-    /// Before the next packet is written.
     pub(crate) fn clear_payload_refs(&mut self) {
         self.payload_refs.clear();
     }
@@ -239,7 +233,6 @@ impl Table {
         self.revoked_regions.pop()
     }
 
-    /// The segment of a region.
     pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
         match &slot.object {
@@ -260,7 +253,6 @@ impl Table {
         }
     }
 
-    /// Checks a local access, and locates it.
     fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Location<'_>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
@@ -320,7 +312,6 @@ impl Table {
         }
     }
 
-    /// The location for received bytes.
     pub(crate) fn local_target(
         &self,
         pd: PdId,

@@ -27,7 +27,6 @@ pub enum WindowKind {
 #[derive(Debug)]
 pub struct Mw {
     pd: Pd,
-    /// The initial key.
     key: u32,
 }
 

@@ -17,7 +17,6 @@ pub(crate) struct Forwarded {
 }
 
 impl Forwarded {
-    /// Bytes in a record.
     pub(crate) const LEN: usize = 22;
 
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
@@ -33,7 +32,6 @@ impl Forwarded {
         bytes
     }
 
-    /// The headers of a received datagram.
     pub(crate) fn of(datagram: &link::Datagram<'_>) -> Self {
         Self {
             src: datagram.src.ip(),

@@ -43,9 +43,7 @@ pub(crate) enum RecordOutcome {
     Consumed,
     /// Copies from the memory that it refers to are in flight.
     Retained {
-        /// The ticket of those copies.
         ticket: u64,
-        /// Their queue pair.
         qpn: Qpn,
         /// More of the same message follows: what is queued of it is handled at once, as one copy.
         more_follows: bool,
@@ -245,7 +243,6 @@ mod tests {
     use super::*;
     use crate::shm_ring::{Payload, Record, RecordKind, Reference, Referrer, Sender};
 
-    /// A ring of this process, and its receiving end.
     fn ring() -> (Sender, IncomingRings) {
         let (sender, fd) = Sender::create().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
@@ -263,7 +260,6 @@ mod tests {
         sender.push(&record, Referrer { qpn: 1, keys: &[1] }).unwrap();
     }
 
-    /// The payload lengths of one batch.
     fn take(incoming: &mut IncomingRings) -> Vec<usize> {
         let mut lengths = Vec::new();
         let mut record_len = |len| {

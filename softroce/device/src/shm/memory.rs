@@ -18,7 +18,6 @@ use crate::gpu::{self, Copies, CopyOwner, CopyRequest, Target};
 use crate::memory::{Location, Table};
 use crate::shm_ring::{PayloadUnavailable, RecordBody, Reference};
 
-/// The memory table and a record's payload.
 pub(crate) struct ShmMemory<'a> {
     pub(crate) table: &'a mut Table,
     pub(crate) payload: ShmPayload<'a>,
@@ -32,7 +31,6 @@ pub(crate) struct ShmPayload<'a> {
     pub(crate) headers: &'a [u8],
     /// Copies of earlier packets of the same queue pair are in flight.
     pub(crate) copies_pending: bool,
-    /// GPU copies were requested.
     pub(crate) requested: bool,
     /// Some of them read the sender's memory.
     pub(crate) from_sender: bool,
@@ -193,7 +191,6 @@ impl ShmPayload<'_> {
         }
     }
 
-    /// Requests a copy of host bytes to a GPU.
     fn copy_to_device(&mut self, at: usize, len: usize, key: u32, to: (&gpu::Memory, usize)) -> Result<(), CopyError> {
         let owner = self.copy_owner(key);
         let body = &self.body;

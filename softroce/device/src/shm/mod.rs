@@ -91,7 +91,6 @@ pub(crate) fn link_to(member: MemberId) -> LaneId {
     LaneId(member.generation() << SLOT_BITS | u32::from(member.slot()))
 }
 
-/// Whether the opcode is of a reliable connection.
 fn is_reliable(opcode: u8) -> bool {
     opcode < Opcode::UcSendFirst.code()
 }

@@ -22,11 +22,9 @@ pub(crate) struct OutgoingRings {
     address: IpAddr,
     /// Queue pairs use shm links; otherwise UDP alone.
     enabled: bool,
-    /// UDP is not permitted.
     only: bool,
     /// The only copy mode to use, where it is possible.
     forced: Option<Mover>,
-    /// By slot.
     rings: Vec<Option<OutgoingRing>>,
     /// Slots of rings that got records since [`finish_batch`](Self::finish_batch).
     touched: Vec<usize>,
@@ -65,9 +63,7 @@ pub(crate) enum PathError {
 /// The threads to wake, once no lock is held.
 #[derive(Default)]
 pub(crate) struct Wakeups {
-    /// The progress thread of this process.
     pub(crate) own: bool,
-    /// Those of other processes.
     pub(crate) peers: Vec<Arc<Connection>>,
 }
 
@@ -150,7 +146,6 @@ impl OutgoingRings {
         Ok(None)
     }
 
-    /// Creates the ring to a member, unless it exists.
     fn open(&mut self, member: MemberId) -> io::Result<()> {
         let slot = usize::from(member.slot());
         if let Some(Some(ring)) = self.rings.get(slot)
@@ -393,7 +388,6 @@ impl OutgoingRings {
         }
     }
 
-    /// Revokes the references to a region.
     pub(crate) fn revoke_region(&mut self, key: u32) {
         for ring in self.rings.iter_mut().flatten() {
             let _ = ring.sender.revoke_region(key);

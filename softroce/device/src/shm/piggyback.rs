@@ -13,9 +13,7 @@
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::wire::{Aeth, Bth, MAX_HEADER_LEN, Opcode, header_len};
 
-/// Bytes of the headers of an ACK.
 const ACK_LEN: usize = header_len(Opcode::RcAcknowledge);
-/// Bytes of an ACK in front of other headers.
 const PREFIX_LEN: usize = 4 + Aeth::LEN;
 /// Offsets in a BTH of the flags that depend on the payload, of the ACK request, and of the PSN.
 const FLAGS: usize = 1;
@@ -32,7 +30,6 @@ pub(super) struct PendingAck {
 }
 
 impl PendingAck {
-    /// `Some` if these are the headers of an ACK.
     pub(super) fn of(headers: &[u8], qpn: Qpn) -> Option<Self> {
         let headers = <[u8; ACK_LEN]>::try_from(headers).ok()?;
         (headers[0] == Opcode::RcAcknowledge.code()).then_some(Self { headers, qpn })

@@ -24,7 +24,6 @@ pub(super) enum Source {
     Referred {
         /// Some are outside the ring.
         revocable: bool,
-        /// Some are in the bulk area.
         bulk: bool,
     },
 }

@@ -27,7 +27,6 @@ use super::{LARGEST, REFERENCES, ring};
 const MAGIC: u64 = u64::from_be_bytes(*b"DBLANE\0\x01");
 
 pub(super) const SLOT: usize = 256;
-/// Offset of the content in a slot.
 pub(super) const CONTENT_OFFSET: usize = 16;
 pub(super) const CONTENT_LEN: usize = REVOKED - CONTENT_OFFSET;
 
@@ -86,7 +85,6 @@ pub(super) enum Field {
     Bulk = 16,
     /// An address of the sender's memory, for the receiver to probe whether it can read there.
     ProbeAddress = 24,
-    /// The value at that address.
     ProbeValue = 32,
     CreditWanted = 64,
     Head = 128,
@@ -97,7 +95,6 @@ pub(super) enum Field {
     Asleep = 192,
 }
 
-/// A ring mapped into this process.
 #[derive(Debug)]
 pub(super) struct Mapping {
     start: NonNull<u8>,
@@ -206,7 +203,6 @@ impl Mapping {
         HEADER_AREA + slot as usize * SLOT + offset
     }
 
-    /// The control word of the slot's record.
     pub(super) fn control(&self, slot: u64) -> &AtomicU64 {
         self.word(self.slot(slot, CONTROL))
     }

@@ -20,7 +20,6 @@ pub(super) enum Origin {
     Process(Peer),
     /// Another process's that this one cannot read: of another user or namespace, or forbidden.
     Unreadable,
-    /// This process's own.
     Own,
 }
 
@@ -29,7 +28,6 @@ pub(super) enum Origin {
 pub(super) struct Capabilities(pub(super) u64);
 
 impl Capabilities {
-    /// It maps segments.
     pub(super) const SEGMENTS: Self = Self(1);
     /// It reads the sender's memory by address.
     pub(super) const PROCESS: Self = Self(2);
@@ -74,7 +72,6 @@ pub struct Receiver {
     capabilities: Capabilities,
     /// The sender waits for credits and must be woken.
     credit_wakeup_pending: bool,
-    /// The references of the current record.
     references: Vec<Reference>,
 }
 

@@ -121,9 +121,7 @@ impl Reference {
     }
 }
 
-/// Bits of a segment's number in a reference.
 pub(super) const ID_BITS: u32 = 30;
-/// Bytes of a reference in a ring.
 pub(super) const REFERENCE: usize = 16;
 
 /// The payload of a record to send.

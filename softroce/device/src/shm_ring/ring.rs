@@ -63,10 +63,8 @@ pub(super) fn slot(words: &impl RingWords, position: u64) -> u64 {
     position & (words.slots() - 1)
 }
 
-/// The sender's side.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
-    /// The position of the next record.
     tail: u64,
     /// The consumer's head, as last read.
     head: u64,
@@ -144,14 +142,11 @@ impl Producer {
 /// again and again.
 const BATCH: u64 = 32;
 
-/// The receiver's side.
 #[derive(Debug, Default)]
 pub(super) struct Consumer {
-    /// The position of the next record.
     next: u64,
     /// Retained records before it: handled, and not released.
     retained: u64,
-    /// The last published head.
     published: u64,
     /// The last head published with a fence, so that a waiting producer is woken.
     credited: u64,
@@ -247,7 +242,6 @@ impl Consumer {
         true
     }
 
-    /// Awake: needs no wake-up.
     pub(super) fn awake(&self, words: &impl RingWords) {
         words.asleep().swap(0, Ordering::AcqRel);
     }

@@ -69,7 +69,6 @@ struct Inode {
     number: u64,
 }
 
-/// The segments in use.
 static SEGMENTS: Mutex<Vec<Weak<Segment>>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 
@@ -157,7 +156,6 @@ fn mapped_file(maps: &[u8], start: usize, end: usize) -> Option<FileRange> {
     None
 }
 
-/// A line of /proc/self/maps.
 struct Piece {
     start: usize,
     end: usize,

@@ -47,9 +47,7 @@ pub struct Sender {
 
 #[derive(Clone, Debug, Default)]
 struct Sent {
-    /// The end of its bulk space.
     bulk_end: u64,
-    /// It refers to memory outside the ring.
     refers: bool,
     qpn: u32,
     keys: Vec<u32>,
@@ -109,12 +107,10 @@ impl Bulk {
         Some(offset)
     }
 
-    /// Frees the space of the record being written.
     fn discard(&mut self) {
         (self.start, self.end) = (self.sent, self.sent);
     }
 
-    /// The record being written is sent.
     fn commit(&mut self) {
         self.sent = self.end;
         self.start = self.end;

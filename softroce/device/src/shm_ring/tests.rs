@@ -30,10 +30,8 @@ fn packet<'a>(header: &'a [u8], payload: Payload<'a>) -> Record<'a> {
     }
 }
 
-/// Kind, header and payload.
 type Whole = (RecordKind, Vec<u8>, Result<Vec<u8>, PayloadUnavailable>);
 
-/// Receives a record and its payload.
 fn take(receiver: &mut Receiver) -> Option<Whole> {
     let whole = |received: Received<'_>| {
         let mut payload = vec![0; received.body.len()];

@@ -33,7 +33,6 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The abstract names of the group on an address.
 fn socket_names(address: IpAddr) -> Vec<String> {
     let ours = format!("/{}/", SocketAddr::new(address, 4791));
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();

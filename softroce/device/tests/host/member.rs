@@ -16,7 +16,6 @@ const ROLE: &str = "DOORBELL_TEST_MEMBER";
 /// Marks a line as a reply, among the test harness's output.
 const ANSWER: &str = "member: ";
 
-/// How a member starts.
 #[derive(Clone, Copy)]
 pub(crate) struct Start {
     address: IpAddr,
@@ -36,7 +35,6 @@ impl Start {
     }
 }
 
-/// A device at the default address, at this port.
 pub(crate) fn at_port(port: u16) -> DeviceConfig {
     DeviceConfig {
         port,
@@ -59,7 +57,6 @@ impl Member {
         Self::launch(start).joined()
     }
 
-    /// Starts it, without waiting for it to join.
     pub(crate) fn launch(start: Start) -> Self {
         let role = format!("{} {}", start.address, start.uid);
         let mut process = Command::new(env::current_exe().unwrap())

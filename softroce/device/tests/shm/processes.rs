@@ -64,7 +64,6 @@ impl Peer {
         writeln!(self.commands, "{what}").unwrap();
     }
 
-    /// Connects a side to it.
     fn connect_side(&mut self, side: &Side) -> Key {
         let key = parse(&self.read_line());
         side.connect(key, TIMEOUT);

@@ -23,7 +23,6 @@ use nix::unistd::ftruncate;
 /// Longer than any test takes, even on a busy machine.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Work requests of each queue.
 pub(crate) const DEPTH: u32 = 64;
 
 /// An address that no other test has.
@@ -120,7 +119,6 @@ pub(crate) struct Side {
     pub(crate) memory: Memory,
 }
 
-/// What a peer needs to connect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     pub(crate) qpn: u32,
@@ -298,7 +296,6 @@ impl Side {
         self.qp().post_receive(|posting| posting.receive(&request)).unwrap();
     }
 
-    /// The completions available now.
     pub(crate) fn poll(&self) -> Vec<Completion> {
         let mut found = Vec::new();
         self.cq.poll(16, |completion| found.push(completion)).unwrap();

@@ -5,7 +5,6 @@ use crate::sync::{AtomicU64, Ordering};
 
 #[repr(C)]
 pub(super) struct Blocks<const COUNT: usize> {
-    /// How many were ever released.
     releases: AtomicU64,
     /// The owner, packed; or the number of its release, 0 for a never used block.
     words: [AtomicU64; COUNT],
@@ -79,7 +78,6 @@ impl<const COUNT: usize> Blocks<COUNT> {
         }
     }
 
-    /// The owner, alive or dead.
     pub(super) fn owner(&self, index: usize) -> Option<MemberId> {
         MemberId::unpack(self.words.get(index)?.load(Ordering::Acquire))
     }

@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 
 use super::*;
 
-/// Another mapping of the same.
 fn again(registry: &Registry) -> Registry {
     Registry::attach(registry.fd().try_clone().unwrap()).unwrap()
 }
@@ -18,7 +17,6 @@ fn overwrite(registry: &Registry, bytes: &[u8]) {
     file.write_all(&bytes[..LEN.get() - 8]).unwrap();
 }
 
-/// Everything that a member does with a registry.
 fn use_all(registry: &Registry, number: u32) {
     let me = registry.add_member((number % SLOTS as u32) as u16, Flags(number), number as u16);
     assert!(registry.is_alive(me));

@@ -7,7 +7,6 @@ fn config(text: &str) -> FaultConfig {
     text.parse().unwrap()
 }
 
-/// What a link sent: the bytes of each packet.
 type Wire = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// A sending half that records at most `max_runs` runs per call.

@@ -109,7 +109,6 @@ fn ipv6_packets_have_a_right_checksum() {
 
 #[test]
 fn what_a_full_socket_leaves_is_captured_once() {
-    /// Sends one run per call.
     struct OneRun;
     impl Transmit for OneRun {
         fn transmit(&mut self, batch: &mut TxBatch, _now: Instant) -> io::Result<()> {

@@ -16,7 +16,6 @@ impl Table {
         }
     }
 
-    /// How many writes have ever been staged.
     pub(crate) fn staged_write_count(&self) -> u64 {
         self.udp_staging.write_count()
     }
@@ -66,7 +65,6 @@ impl Table {
         gpu::Bounds { start, len }
     }
 
-    /// The allocation of GPU memory of a region.
     pub(crate) fn allocation(&self, key: u32) -> Option<&Arc<gpu::Allocation>> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
         match &slot.object {

@@ -20,7 +20,6 @@ pub(super) struct Window {
     bound: Option<Binding>,
 }
 
-/// What a window is bound to.
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     /// The slot of the region, which outlives the binding.
@@ -30,7 +29,6 @@ struct Binding {
     len: u64,
     access: RemoteAccess,
     zero_based: bool,
-    /// The queue pair that bound it.
     qpn: Qpn,
 }
 

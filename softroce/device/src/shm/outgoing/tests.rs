@@ -9,7 +9,6 @@ use doorbell_roce_proto::wire::{self, Aeth, Bth, Credits, Extension, MAX_HEADER_
 use super::*;
 use crate::host::Flags;
 
-/// Sends the headers of a packet of a queue pair.
 fn send(outgoing: &mut OutgoingRings, id: LaneId, qpn: u32, opcode: Opcode, endpoint: &mut Endpoint) {
     let extension = match opcode {
         Opcode::RcAcknowledge => Extension::Aeth(Aeth {

@@ -9,7 +9,6 @@ use super::*;
 
 const PAGE: usize = 4096;
 
-/// A file's mapping, unmapped when dropped.
 struct Mapping {
     start: std::ptr::NonNull<std::ffi::c_void>,
     len: usize,

@@ -19,7 +19,6 @@ fn exposed() -> (Sender, Receiver, Mapping) {
     (sender, Receiver::attach(fd, None).unwrap(), raw)
 }
 
-/// The first bytes of a ring.
 fn genuine() -> Vec<u8> {
     let (_sender, fd) = Sender::create().unwrap();
     let mut header = vec![0; 4096];
@@ -27,7 +26,6 @@ fn genuine() -> Vec<u8> {
     header
 }
 
-/// A file of a given beginning, length and seals.
 fn forged(header: &[u8], len: u64, seals: SealFlag) -> OwnedFd {
     let file = File::from(memfd_create(c"forged", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap());
     file.write_all_at(header, 0).unwrap();
@@ -134,7 +132,6 @@ fn an_impossible_head_is_detected() {
     assert!(!sender.can_reference(SegmentId(1)));
 }
 
-/// Publishes the first slot.
 fn publish(raw: &Mapping, control: u64, content: &[u8]) {
     // SAFETY: within the slot's content, which is not being read yet.
     unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), raw.content(0), content.len().min(CONTENT_LEN)) };

@@ -10,7 +10,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A piece of a record's payload.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
     Segment(usize, usize),

@@ -11,7 +11,6 @@ fn member(slot: u16) -> MemberId {
     MemberId::new(slot, 1)
 }
 
-/// Two blocks with these words.
 fn blocks(words: [u64; 2]) -> Arc<Blocks<2>> {
     Arc::new(Blocks {
         releases: AtomicU64::new(1),
