@@ -48,13 +48,13 @@ pub enum JoinError {
     },
     /// The members do not reply, or one of them holds the join lock.
     #[error(
-        "{address} is in use by soft devices of processes that do not answer ({who}): resume or end them, or choose another address"
+        "{address} is in use by soft devices of processes that do not answer ({process}): resume or end them, or choose another address"
     )]
     Unresponsive {
         /// The address.
         address: SocketAddr,
         /// The process, if known.
-        who: String,
+        process: String,
     },
     /// The group has the most members that it can.
     #[error("{address} has soft devices of {SLOTS} processes already: no more can share it")]
@@ -100,7 +100,7 @@ pub(super) fn join(
     let _lock = NamedLock::acquire(&names.join_lock(), JOIN_TIMEOUT).map_err(|error| match error {
         LockError::Busy => JoinError::Unresponsive {
             address,
-            who: "one is joining".to_owned(),
+            process: "one is joining".to_owned(),
         },
         LockError::OtherUser(uid) => JoinError::OtherUser { address, uid },
         LockError::Io(source) => failed(source),
@@ -234,11 +234,11 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
         None => Ok(None),
         Some(0) => Err(JoinError::Unresponsive {
             address,
-            who: "a process outside this PID namespace".to_owned(),
+            process: "a process outside this PID namespace".to_owned(),
         }),
         Some(pid) => Err(JoinError::Unresponsive {
             address,
-            who: format!("process {pid}"),
+            process: format!("process {pid}"),
         }),
     }
 }

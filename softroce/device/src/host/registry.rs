@@ -167,7 +167,7 @@ impl Registry {
 
     // Members
 
-    /// Makes the caller, who holds the slot's name, its next member.
+    /// Makes the caller, the holder of the slot's name, its next member.
     pub(super) fn add_member(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
         let entry = self.entry(slot);
         let last = (entry.guard() >> 1) as u32;

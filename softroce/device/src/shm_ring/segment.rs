@@ -1,6 +1,6 @@
 //! Memory of this process that others can map: segments.
 //!
-//! Any program that maps a memfd shared has such memory, whoever allocated it. [`find`] resolves an
+//! Any program that maps a memfd shared has such memory, with any allocator. [`find`] resolves an
 //! address range through /proc/self/maps, and its file among the descriptors in /proc/self/fd. The
 //! file must not be able to shrink (F_SEAL_SHRINK is set if permitted), as an access beyond its end
 //! would be a SIGBUS in another process. Other memory is no segment, and uses other copy modes.
