@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use doorbell_roce_proto::Gid;
 use doorbell_roce_proto::qp::Path;
-use doorbell_roce_proto::wire::{GRH_LEN, ip_header_ends};
+use doorbell_roce_proto::wire::{GRH_LEN, ip_header_addresses};
 use doorbell_softroce::Pd;
 use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 
@@ -70,7 +70,7 @@ unsafe fn way_back(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Option<i
     }
     // SAFETY: the completion says that the 40 bytes are there; no alignment is asked of them.
     let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
-    let (source, _) = ip_header_ends(&header)?;
+    let (source, _) = ip_header_addresses(&header)?;
     // SAFETY: integers only.
     let mut attr: ibv_ah_attr = unsafe { core::mem::zeroed() };
     attr.is_global = 1;

@@ -1,8 +1,8 @@
 //! All the queue pairs of one device, and the demultiplexing of datagrams to them.
 
 mod config;
-mod later;
-mod short;
+mod deferred;
+mod fast_path;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -11,12 +11,12 @@ use crate::cm::Mad;
 use crate::counters::Counters;
 use crate::gsi::{GSI, Gsi, ReceivedMad};
 use crate::ident::{IdentTracker, Verdict};
-use crate::lanes::FullLanes;
 use crate::memory::Memory;
-use crate::numbers::Block;
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Source};
+use crate::qp::packet::{InboundPacket, PayloadSource};
 use crate::qp::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, QueuePair};
+use crate::qpn::Block;
+use crate::shm_links::FullShmLinks;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
@@ -25,13 +25,13 @@ use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Send
 use crate::{Instant, Qpn};
 
 pub use config::EndpointConfig;
-pub use short::Short;
+pub use fast_path::Short;
 
 /// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
-const BURST: u32 = 16;
+const MAX_BURST: u32 = 16;
 
 /// Queue pairs that are worth looking at for [`Endpoint::only_acknowledges`].
-const FEW: usize = 4;
+const MAX_ACK_ONLY_QPS: usize = 4;
 
 /// What the receiver knows of the IPv4 Identification of a datagram, which the ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,9 +154,9 @@ pub struct Endpoint {
     timers: Timers,
     active: Active,
     /// The queue pair of the packet for the wire given last, until its path may change.
-    sent_last: Option<u32>,
+    last_sent: Option<u32>,
     gsi: Gsi,
-    full_lanes: FullLanes,
+    full_shm_links: FullShmLinks,
     out: Outbox,
 }
 
@@ -167,7 +167,7 @@ struct Active {
     /// By slot: it is in the queue.
     queued: Vec<bool>,
     /// Packets that the first one may still send.
-    left: u32,
+    burst_left: u32,
 }
 
 impl Active {
@@ -181,11 +181,11 @@ impl Active {
     }
 
     /// The turn of the first one is over.
-    fn next(&mut self, again: bool) {
-        self.left = BURST;
+    fn end_burst(&mut self, requeue: bool) {
+        self.burst_left = MAX_BURST;
         if let Some(index) = self.queue.pop_front() {
             self.queued[index as usize] = false;
-            if again {
+            if requeue {
                 self.add(index);
             }
         }
@@ -210,18 +210,18 @@ impl Endpoint {
             qps: QpTable::new(config.seed),
             config: EndpointConfig {
                 window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
-                lane_window: config.lane_window.clamp(1, EndpointConfig::MAX_WINDOW),
+                shm_window: config.shm_window.clamp(1, EndpointConfig::MAX_WINDOW),
                 ..config
             },
             idents: IdentTracker::default(),
             timers: Timers::default(),
-            sent_last: None,
+            last_sent: None,
             active: Active {
-                left: BURST,
+                burst_left: MAX_BURST,
                 ..Active::default()
             },
             gsi: Gsi::default(),
-            full_lanes: FullLanes::default(),
+            full_shm_links: FullShmLinks::default(),
             out: Outbox::default(),
         }
     }
@@ -231,7 +231,7 @@ impl Endpoint {
     /// Gives the endpoint a block of queue pair numbers. An endpoint that is given one before it has a queue pair uses none but those it is given: others on its address have the rest. One that is given
     /// none has its address for itself.
     pub fn give_numbers(&mut self, block: Block) {
-        self.qps.numbers().give(block);
+        self.qps.qpns().add_block(block);
     }
 
     /// Whether another block should be given before the next queue pair is created: half of the numbers are in use, so that they would come again soon.
@@ -250,7 +250,7 @@ impl Endpoint {
     /// When there are [`MAX_QPS`](Self::MAX_QPS) already, the given blocks have no number left, or there is no such shared receive queue: their owner sees to all three.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
         let config = self.config;
-        let srq = init.srq.map(|id| match self.out.srqs.join(id) {
+        let srq = init.srq.map(|id| match self.out.srqs.attach(id) {
             Some(srq) => srq,
             None => panic!("there is no {id:?}"),
         });
@@ -258,7 +258,7 @@ impl Endpoint {
         let slots = self.qps.slots();
         self.timers.grow(slots);
         self.active.queued.resize(slots, false);
-        self.full_lanes.grow(slots);
+        self.full_shm_links.grow(slots);
         match created {
             Some(qpn) => qpn,
             None => panic!(
@@ -279,9 +279,9 @@ impl Endpoint {
     /// When the table of ibv_modify_qp(3) refuses it; nothing changed then.
     pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, modify: &Modify) -> Result<(), ModifyError> {
         let (index, qp) = find(&mut self.qps, qpn).ok_or(ModifyError::UnknownQp)?;
-        self.sent_last = None;
+        self.last_sent = None;
         qp.modify(now, modify, &mut self.out)?;
-        self.touched(index);
+        self.reschedule(index);
         Ok(())
     }
 
@@ -292,12 +292,12 @@ impl Endpoint {
 
     /// Forgets a queue pair and what is queued on it, without completions; false when there is none.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
-        self.sent_last = None;
+        self.last_sent = None;
         if let Some((index, qp)) = find(&mut self.qps, qpn) {
             self.timers.set(index, None);
-            qp.withdraw(&mut self.out);
+            qp.revoke_refs(&mut self.out);
             if let Some(srq) = qp.srq() {
-                self.out.srqs.leave(srq);
+                self.out.srqs.detach(srq);
             }
         }
         self.qps.remove(qpn)
@@ -369,7 +369,7 @@ impl Endpoint {
     /// When it would be refused, and why.
     pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
         let qp = self.qps.find(qpn).and_then(|index| self.qps.get(index));
-        qp.ok_or(PostError::UnknownQp)?.would_take(request, datagram, ahead)
+        qp.ok_or(PostError::UnknownQp)?.check_post(request, datagram, ahead)
     }
 
     /// Queues a receive request. In ERR it completes flushed at once.
@@ -416,7 +416,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.is_between(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
+        if !qp.matches_path(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
             counters.wrong_peer += 1;
             return;
         }
@@ -425,11 +425,11 @@ impl Endpoint {
             return;
         }
         qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
-        self.touched(index);
+        self.reschedule(index);
     }
 
     fn handle_management(&mut self, now: Instant, datagram: &Datagram<'_>, packet: &Packet<'_>) {
-        if !Gsi::takes(packet, &mut self.out.counters) {
+        if !Gsi::accepts(packet, &mut self.out.counters) {
             return;
         }
         if self.idents.check(now, datagram) == Verdict::Valid {
@@ -465,36 +465,32 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.is_on(packet.lane) {
+        if !qp.is_on_shm_link(packet.lane) {
             counters.wrong_peer += 1;
             return;
         }
-        let arrival = Arrival {
+        let arrival = InboundPacket {
             bth,
             extension,
-            payload: Source::Referred {
+            payload: PayloadSource::ByRef {
                 offset: 0,
                 len: packet.len,
             },
         };
         let ends = (packet.address, packet.address);
-        let now = if qp.asks_for_time(&arrival) {
-            now()
-        } else {
-            Instant::ZERO
-        };
+        let now = if qp.needs_time(&arrival) { now() } else { Instant::ZERO };
         qp.handle(now, &arrival, ends, memory, &mut self.out);
-        self.touched(index);
+        self.reschedule(index);
     }
 
     /// The lane has no room: queue pairs that would use it wait, and others go on, until [`lane_ready`](Self::lane_ready).
     pub fn lane_full(&mut self, lane: LaneId) {
-        self.full_lanes.fill(lane);
+        self.full_shm_links.fill(lane);
     }
 
     /// The lane has room again, or will never have any and loses what it is given. [`poll_transmit`](Self::poll_transmit) may have packets then.
     pub fn lane_ready(&mut self, lane: LaneId) {
-        for index in self.full_lanes.ready(lane) {
+        for index in self.full_shm_links.ready(lane) {
             self.active.add(index);
         }
     }
@@ -502,7 +498,7 @@ impl Endpoint {
     /// The next queue pair that was reset or destroyed, or went into the error state, on a lane: what its packets there refer to is not to be read any more, as its
     /// requests have completed or are forgotten. To be asked before completions are given out.
     pub fn poll_withdrawn(&mut self) -> Option<Qpn> {
-        self.out.withdrawn.pop_front()
+        self.out.revoked.pop_front()
     }
 
     /// Does what is due at `now`: retransmission, the end of RNR waits.
@@ -512,7 +508,7 @@ impl Endpoint {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {
                 qp.handle_timeout(now, &mut self.out);
-                self.touched(index);
+                self.reschedule(index);
             }
         }
     }
@@ -522,7 +518,7 @@ impl Endpoint {
     /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((len, path)) = self.gsi.transmit(buf) {
-            self.sent_last = None;
+            self.last_sent = None;
             self.out.counters.tx_packets += 1;
             return Some(Transmit::new(GSI, &path, len));
         }
@@ -533,11 +529,11 @@ impl Endpoint {
     /// middle of the same message, or of one behind it: most packets of long messages are, and this is the short way to them. `None` when it is any other, or there is none.
     pub fn poll_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
-        if self.sent_last != Some(index) || self.active.left == 0 || self.gsi.has_more() {
+        if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
             return None;
         }
         let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
-        self.active.left -= 1;
+        self.active.burst_left -= 1;
         self.out.counters.tx_packets += 1;
         Some(len)
     }
@@ -557,51 +553,51 @@ impl Endpoint {
         now: Instant,
         memory: &mut M,
         buf: &mut [u8],
-        only_lanes: bool,
+        shm_only: bool,
     ) -> Option<Transmit> {
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
-                self.active.next(false);
+                self.active.end_burst(false);
                 continue;
             };
-            if self.active.left == 0 {
-                qp.end_turn(true);
-                self.active.next(true);
+            if self.active.burst_left == 0 {
+                qp.end_burst(true);
+                self.active.end_burst(true);
                 continue;
             }
-            let lane = qp.next_lane();
-            if only_lanes && lane.is_none() {
+            let shm_link = qp.next_shm_link();
+            if shm_only && shm_link.is_none() {
                 return None;
             }
-            if self.full_lanes.blocks(index, lane) {
-                qp.end_turn(true);
+            if self.full_shm_links.blocks(index, shm_link) {
+                qp.end_burst(true);
                 self.timers.set(index, qp.deadline());
-                self.active.next(false);
+                self.active.end_burst(false);
                 continue;
             }
             let (sent, path) = (qp.transmit(now, memory, buf, &mut self.out), qp.path());
             let (Some(written), Some(path)) = (sent, path) else {
-                qp.end_turn(false);
+                qp.end_burst(false);
                 let deadline = qp.deadline();
                 self.timers.set(index, deadline);
-                self.active.next(false);
+                self.active.end_burst(false);
                 continue;
             };
             let transmit = Transmit {
-                headers: written.headers,
-                referred: written.referred,
+                headers: written.header_len,
+                referred: written.by_ref,
                 fleeting: qp.is_unreliable(),
                 in_order: qp.acknowledges_first(),
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
-            if lane.is_none() {
-                self.sent_last = Some(index);
+            if shm_link.is_none() {
+                self.last_sent = Some(index);
             }
-            self.active.left -= 1;
+            self.active.burst_left -= 1;
             if !qp.has_more() {
-                qp.end_turn(false);
-                self.active.next(false);
+                qp.end_burst(false);
+                self.active.end_burst(false);
             }
             self.out.counters.tx_packets += 1;
             return Some(transmit);
@@ -612,12 +608,12 @@ impl Endpoint {
     /// Whether all there is to send is acknowledgements, of a few queue pairs: their owner may wait a moment for a request that takes them along.
     pub fn only_acknowledges(&self) -> bool {
         !self.gsi.has_more()
-            && (1..=FEW).contains(&self.active.queue.len())
+            && (1..=MAX_ACK_ONLY_QPS).contains(&self.active.queue.len())
             && self
                 .active
                 .queue
                 .iter()
-                .all(|&index| self.qps.get(index).is_some_and(QueuePair::only_acknowledges))
+                .all(|&index| self.qps.get(index).is_some_and(QueuePair::has_only_acks))
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next: never late, and at times earlier than anything is due.
@@ -627,7 +623,7 @@ impl Endpoint {
 
     /// Whether [`poll_completion`](Self::poll_completion), [`poll_event`](Self::poll_event) or [`poll_withdrawn`](Self::poll_withdrawn) has something.
     pub fn has_news(&self) -> bool {
-        !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.withdrawn.is_empty()
+        !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.revoked.is_empty()
     }
 
     /// The next work completion, in the order in which the requests of a queue complete.
@@ -648,7 +644,7 @@ impl Endpoint {
     }
 
     /// A queue pair may have something to send, and another deadline.
-    fn touched(&mut self, index: u32) {
+    fn reschedule(&mut self, index: u32) {
         let Some(qp) = self.qps.get(index) else {
             return;
         };

@@ -20,7 +20,7 @@ pub(crate) const GSI: Qpn = Qpn::new(1);
 const QKEY: u32 = 0x8001_0000;
 
 /// Management datagrams that wait, in each direction.
-const ROOM: usize = 1024;
+const QUEUE_DEPTH: usize = 1024;
 
 /// A management datagram that arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,8 +34,8 @@ pub struct ReceivedMad {
 /// The management datagram in a RoCEv2 packet that is to go to queue pair 1; `None` for every other packet. Nothing else of it is looked at.
 pub fn mad_of(packet: &[u8]) -> Option<&Mad> {
     let (headers, rest) = packet.split_first_chunk::<{ Bth::LEN + Deth::LEN }>()?;
-    let is_one = Bth::dest_qp_of(headers)? == GSI && headers[0] == Opcode::ud_send(false).code();
-    rest.first_chunk().filter(|_| is_one)
+    let is_mad = Bth::dest_qp_of(headers)? == GSI && headers[0] == Opcode::ud_send(false).code();
+    rest.first_chunk().filter(|_| is_mad)
 }
 
 /// What waits at queue pair 1.
@@ -48,7 +48,7 @@ pub(crate) struct Gsi {
 
 impl Gsi {
     /// Whether a packet is for it, apart from its ICRC.
-    pub(crate) fn takes(packet: &Packet<'_>, counters: &mut Counters) -> bool {
+    pub(crate) fn accepts(packet: &Packet<'_>, counters: &mut Counters) -> bool {
         let Extension::Deth(deth) = packet.extension else {
             counters.malformed += 1;
             return false;
@@ -69,7 +69,7 @@ impl Gsi {
         let Ok(mad) = <&Mad>::try_from(packet.payload) else {
             return;
         };
-        if self.received.len() == ROOM {
+        if self.received.len() == QUEUE_DEPTH {
             counters.dropped_messages += 1;
             return;
         }
@@ -85,11 +85,11 @@ impl Gsi {
 
     /// Queues a datagram; false when there is no room.
     pub(crate) fn send(&mut self, path: Path, mad: Box<Mad>) -> bool {
-        let room = self.sending.len() < ROOM;
-        if room {
+        let free = self.sending.len() < QUEUE_DEPTH;
+        if free {
             self.sending.push_back((path, mad));
         }
-        room
+        free
     }
 
     pub(crate) fn has_more(&self) -> bool {

@@ -32,11 +32,11 @@ use crate::{Datagram, Ident, Instant};
 /// More segments than the kernel makes of one send (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: u16 = 128;
 /// How far ahead of the last Identification a counting source may be, in packets, when no time has passed.
-const AHEAD: u64 = 4096;
+const MAX_AHEAD: u64 = 4096;
 /// How far behind it, in packets.
-const BEHIND: u16 = 64;
+const MAX_BEHIND: u16 = 64;
 /// How far after an implausible Identification the next one proves it.
-const FOLLOWS: u64 = 64;
+const MAX_CANDIDATE_GAP: u64 = 64;
 
 const SETS: usize = 256;
 const WAYS: usize = 4;
@@ -57,12 +57,12 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 pub struct IdentTracker {
     flows: FlowCache,
-    sets: Box<[[Option<Source>; WAYS]; SETS]>,
+    sets: Box<[[Option<AddressPair>; WAYS]; SETS]>,
 }
 
 /// What is known of a pair of addresses.
 #[derive(Clone, Debug)]
-struct Source {
+struct AddressPair {
     /// Source and destination address.
     pair: u64,
     /// The Identification accepted last, or before those that came late.
@@ -70,11 +70,11 @@ struct Source {
     /// When.
     at: Instant,
     /// It counts, as opposed to being exact.
-    counts: bool,
+    counting: bool,
     /// More than one packet was accepted.
     proven: bool,
     /// The implausible Identification of the packet before.
-    proposal: Option<(u16, Instant)>,
+    candidate: Option<(u16, Instant)>,
 }
 
 impl Default for IdentTracker {
@@ -115,31 +115,31 @@ impl IdentTracker {
             None => return Verdict::Corrupt,
         };
         match source {
-            Some(source) => source.judge(ident, segment, now),
+            Some(source) => source.evaluate(ident, segment, now),
             None => {
-                *victim(set) = Some(Source::new(pair, ident, segment, now));
+                *victim(set) = Some(AddressPair::new(pair, ident, segment, now));
                 Verdict::Valid
             }
         }
     }
 }
 
-impl Source {
+impl AddressPair {
     fn new(pair: u64, ident: u16, segment: u16, now: Instant) -> Self {
         let counts = ident != 0 && ident != segment;
         Self {
             pair,
             last: ident,
             at: now,
-            counts,
+            counting: counts,
             proven: false,
-            proposal: None,
+            candidate: None,
         }
     }
 
     /// The most likely Identification of the next packet.
     fn guess(&self, segment: u16) -> u16 {
-        if self.counts {
+        if self.counting {
             self.last.wrapping_add(1)
         } else {
             segment
@@ -147,25 +147,25 @@ impl Source {
     }
 
     /// Decides on a packet whose ICRC is right with `ident`, and learns from it.
-    fn judge(&mut self, ident: u16, segment: u16, now: Instant) -> Verdict {
+    fn evaluate(&mut self, ident: u16, segment: u16, now: Instant) -> Verdict {
         let ahead = ident.wrapping_sub(self.last);
-        if self.counts && u64::from(ahead) < AHEAD + ticks(now.since(self.at)) {
+        if self.counting && u64::from(ahead) < MAX_AHEAD + ticks(now.since(self.at)) {
             return self.accept(ident, now, true);
         }
-        if self.counts && ahead.wrapping_neg() <= BEHIND {
+        if self.counting && ahead.wrapping_neg() <= MAX_BEHIND {
             return self.accept(self.last, now, true);
         }
-        if ident == 0 || ident == segment || !self.counts && ident < MAX_SEGMENTS {
+        if ident == 0 || ident == segment || !self.counting && ident < MAX_SEGMENTS {
             return self.accept(ident, now, false);
         }
-        if let Some((proposal, since)) = self.proposal {
-            let after = u64::from(ident.wrapping_sub(proposal));
+        if let Some((candidate, since)) = self.candidate {
+            let after = u64::from(ident.wrapping_sub(candidate));
             // Not the same again: that may be the same damaged packet, duplicated behind where it was damaged.
-            if after > 0 && after <= FOLLOWS + ticks(now.since(since)) {
+            if after > 0 && after <= MAX_CANDIDATE_GAP + ticks(now.since(since)) {
                 return self.accept(ident, now, true);
             }
         }
-        self.proposal = Some((ident, now));
+        self.candidate = Some((ident, now));
         Verdict::Unproven
     }
 
@@ -174,19 +174,19 @@ impl Source {
             pair: self.pair,
             last,
             at: now,
-            counts,
+            counting: counts,
             proven: true,
-            proposal: None,
+            candidate: None,
         };
         Verdict::Valid
     }
 }
 
 /// The place for a new source: a free one, else that of the longest silent, those never proven first.
-fn victim(set: &mut [Option<Source>; WAYS]) -> &mut Option<Source> {
+fn victim(set: &mut [Option<AddressPair>; WAYS]) -> &mut Option<AddressPair> {
     let mut oldest = 0;
     for (way, slot) in set.iter().enumerate() {
-        let age = |slot: &Option<Source>| slot.as_ref().map(|source| (source.proven, source.at));
+        let age = |slot: &Option<AddressPair>| slot.as_ref().map(|source| (source.proven, source.at));
         if age(slot) < age(&set[oldest]) {
             oldest = way;
         }
@@ -196,7 +196,7 @@ fn victim(set: &mut [Option<Source>; WAYS]) -> &mut Option<Source> {
 
 /// The most ticks in `time` that a kernel may have counted, with HZ of 1000 or less.
 fn ticks(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX - AHEAD)
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX - MAX_AHEAD)
 }
 
 /// Both addresses, where they are IPv4 (mapped ones included).

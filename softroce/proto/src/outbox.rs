@@ -14,7 +14,7 @@ pub(crate) struct Outbox {
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: VecDeque<AsyncEvent>,
     /// Queue pairs whose packets on lanes must not be read any more.
-    pub(crate) withdrawn: VecDeque<Qpn>,
+    pub(crate) revoked: VecDeque<Qpn>,
     pub(crate) counters: Counters,
     pub(crate) srqs: SrqTable,
 }

@@ -68,7 +68,7 @@ impl SharedQueue {
     }
 
     /// Where a queue pair holds the receive that it has taken.
-    pub(crate) fn place_for_one(&self) -> ReceiveQueue {
+    pub(crate) fn holding_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(1, self.init.max_sge)
     }
 
@@ -100,7 +100,7 @@ impl SharedQueue {
     }
 
     /// Whether fewer receives are queued than the limit armed, which is disarmed then.
-    fn fell_below_limit(&mut self) -> bool {
+    fn disarm_if_below_limit(&mut self) -> bool {
         let below = self.queue.len() < u64::from(self.limit);
         if below {
             self.limit = 0;
@@ -134,14 +134,14 @@ impl SrqTable {
     }
 
     /// A queue pair is to take receives from it.
-    pub(crate) fn join(&mut self, id: SrqId) -> Option<&SharedQueue> {
+    pub(crate) fn attach(&mut self, id: SrqId) -> Option<&SharedQueue> {
         let srq = self.get_mut(id)?;
         srq.users += 1;
         Some(srq)
     }
 
     /// A queue pair takes no more receives from it.
-    pub(crate) fn leave(&mut self, id: SrqId) {
+    pub(crate) fn detach(&mut self, id: SrqId) {
         if let Some(srq) = self.get_mut(id) {
             srq.users -= 1;
         }
@@ -160,12 +160,12 @@ impl SrqTable {
 
 impl Outbox {
     /// Moves the oldest receive of a shared queue to where a queue pair holds it; false when there is none.
-    pub(crate) fn take_receive(&mut self, id: SrqId, place: &mut ReceiveQueue) -> bool {
+    pub(crate) fn take_receive(&mut self, id: SrqId, holding: &mut ReceiveQueue) -> bool {
         let Some(srq) = self.srqs.get_mut(id) else {
             return false;
         };
-        let moved = srq.queue.move_to(place);
-        if srq.fell_below_limit() {
+        let moved = srq.queue.move_to(holding);
+        if srq.disarm_if_below_limit() {
             self.event(AsyncEvent::SrqLimitReached(id));
         }
         moved
@@ -174,7 +174,7 @@ impl Outbox {
     pub(crate) fn modify_srq(&mut self, id: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
         let srq = self.srqs.get_mut(id).ok_or(SrqError::Unknown)?;
         srq.modify(max_wr, limit)?;
-        if srq.fell_below_limit() {
+        if srq.disarm_if_below_limit() {
             self.event(AsyncEvent::SrqLimitReached(id));
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! The queue pairs by number, reached by direct index: from the number's block to that block's page, and there to the slot.
 
 use crate::Qpn;
-use crate::numbers::{Block, Numbers};
 use crate::qp::QueuePair;
+use crate::qpn::{Block, QpnAllocator};
 
 /// The slots of a block's queue pairs, plus 1; 0 for a number that is free.
 type Page = [u32; Block::LEN as usize];
@@ -13,9 +13,9 @@ pub(crate) struct QpTable {
     slots: Vec<Option<QueuePair>>,
     /// Slots that are empty.
     free: Vec<u32>,
-    numbers: Numbers,
+    qpns: QpnAllocator,
     /// By block: its page, plus 1; 0 for a block of which no number has been used.
-    places: Box<[u16]>,
+    page_index: Box<[u16]>,
     pages: Vec<Page>,
 }
 
@@ -27,24 +27,24 @@ impl QpTable {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            numbers: Numbers::new(seed),
-            places: vec![0; Block::COUNT].into_boxed_slice(),
+            qpns: QpnAllocator::new(seed),
+            page_index: vec![0; Block::COUNT].into_boxed_slice(),
             pages: Vec::new(),
         }
     }
 
-    pub(crate) fn numbers(&mut self) -> &mut Numbers {
-        &mut self.numbers
+    pub(crate) fn qpns(&mut self) -> &mut QpnAllocator {
+        &mut self.qpns
     }
 
     /// Whether a queue pair more would leave few numbers.
     pub(crate) fn wants_numbers(&self) -> bool {
-        self.numbers.is_short(self.len())
+        self.qpns.is_low(self.len())
     }
 
     /// Whether there is a number for a queue pair more.
     pub(crate) fn has_numbers(&self) -> bool {
-        self.numbers.capacity() > self.len()
+        self.qpns.capacity() > self.len()
     }
 
     /// Slots there have ever been.
@@ -62,8 +62,8 @@ impl QpTable {
         if used == Self::MAX {
             return None;
         }
-        let (places, pages) = (&self.places, &self.pages);
-        let qpn = self.numbers.next(used, |qpn| entry(places, pages, qpn) == 0)?;
+        let (page_index, pages) = (&self.page_index, &self.pages);
+        let qpn = self.qpns.alloc(used, |qpn| entry(page_index, pages, qpn) == 0)?;
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
@@ -85,7 +85,7 @@ impl QpTable {
 
     /// The slot of a queue pair that exists.
     pub(crate) fn find(&self, qpn: Qpn) -> Option<u32> {
-        entry(&self.places, &self.pages, qpn).checked_sub(1)
+        entry(&self.page_index, &self.pages, qpn).checked_sub(1)
     }
 
     pub(crate) fn get(&self, index: u32) -> Option<&QueuePair> {
@@ -98,19 +98,19 @@ impl QpTable {
 
     /// The entry of a number, with a page for its block.
     fn entry_mut(&mut self, qpn: Qpn) -> &mut u32 {
-        let place = &mut self.places[Block::of(qpn).index()];
-        if *place == 0 {
+        let page = &mut self.page_index[Block::of(qpn).index()];
+        if *page == 0 {
             self.pages.push([0; Block::LEN as usize]);
             // At most one for each of the 2^14 blocks.
-            *place = self.pages.len() as u16;
+            *page = self.pages.len() as u16;
         }
-        &mut self.pages[usize::from(*place) - 1][Block::offset(qpn)]
+        &mut self.pages[usize::from(*page) - 1][Block::offset(qpn)]
     }
 }
 
-fn entry(places: &[u16], pages: &[Page], qpn: Qpn) -> u32 {
-    let place = usize::from(places[Block::of(qpn).index()]);
-    place.checked_sub(1).map_or(0, |page| pages[page][Block::offset(qpn)])
+fn entry(page_index: &[u16], pages: &[Page], qpn: Qpn) -> u32 {
+    let page = usize::from(page_index[Block::of(qpn).index()]);
+    page.checked_sub(1).map_or(0, |page| pages[page][Block::offset(qpn)])
 }
 
 #[cfg(test)]
@@ -145,7 +145,7 @@ mod tests {
     const COUNT: usize = Block::LEN as usize;
 
     #[test]
-    fn a_number_comes_again_only_after_all_others() {
+    fn qpn_is_reused_only_after_all_others() {
         let mut table = QpTable::new(1);
         let staying = insert(&mut table);
         let mut seen = vec![staying];
@@ -174,11 +174,11 @@ mod tests {
     fn given_blocks_and_no_others() {
         let mut table = QpTable::new(1);
         let (first, last) = (Block::new(0).unwrap(), Block::new(Block::COUNT as u16 - 1).unwrap());
-        table.numbers().give(first);
+        table.qpns().add_block(first);
         let mut all: Vec<Qpn> = (0..COUNT / 2).map(|_| insert(&mut table)).collect();
         assert!(all.iter().all(|&qpn| Block::of(qpn) == first));
         assert!(table.wants_numbers());
-        table.numbers().give(last);
+        table.qpns().add_block(last);
         assert!(!table.wants_numbers());
         // All but the three that are never given out.
         while all.len() < 2 * COUNT - 3 {
@@ -199,7 +199,7 @@ mod tests {
         assert_ne!(qpn(0), qpn(1 << 40));
         let of_block = |seed| {
             let mut table = QpTable::new(seed);
-            table.numbers().give(Block::new(3).unwrap());
+            table.qpns().add_block(Block::new(3).unwrap());
             insert(&mut table)
         };
         assert_ne!(of_block(1), of_block(2));

@@ -47,7 +47,7 @@ impl Timers {
             }
             Some(_) => {}
             // Nobody shall wake up for a queue pair at rest.
-            None => self.tidy(),
+            None => self.drop_stale(),
         }
     }
 
@@ -75,7 +75,7 @@ impl Timers {
     }
 
     /// Drops entries at the front whose slots have no deadline.
-    fn tidy(&mut self) {
+    fn drop_stale(&mut self) {
         while let Some(&Reverse((at, index))) = self.heap.peek()
             && self.slots[index as usize].deadline.is_none()
         {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn cleared_wakes_nobody() {
+    fn cleared_deadlines_cause_no_wakeup() {
         let mut timers = timers();
         timers.set(0, Some(Instant(10)));
         timers.set(1, Some(Instant(20)));

@@ -18,7 +18,7 @@ const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
 // Window and acknowledgements
 
 #[test]
-fn window_is_kept_and_asks_at_its_end() {
+fn window_is_kept_and_its_last_packet_requests_an_ack() {
     for window in [1, 2, 5, 100] {
         let (mut pair, local, remote) = with_regions(
             Setup {
@@ -335,7 +335,7 @@ fn both_directions_at_once() {
 }
 
 #[test]
-fn a_long_answer_does_not_hold_up_requests() {
+fn long_read_response_does_not_block_requests() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             window: 1000,
@@ -381,7 +381,7 @@ fn a_message_of_many_windows_across_the_wrap() {
 }
 
 #[test]
-fn bursts_take_turns_between_queue_pairs() {
+fn bursts_alternate_round_robin_between_qps() {
     use doorbell_roce_proto::qp::Modify;
     let setup = Setup {
         mtu: Mtu::Mtu256,
@@ -432,7 +432,7 @@ fn answered(setup: Setup) -> Vec<Opcode> {
 }
 
 #[test]
-fn an_acknowledgement_goes_behind_the_answer_on_the_wire_and_before_it_where_that_is_asked_for() {
+fn ack_follows_the_request_unless_configured_before() {
     let (acknowledgement, answer) = (Opcode::RcAcknowledge, Opcode::RcSendOnly);
     let asked = Setup {
         acknowledges_first: true,
@@ -440,7 +440,7 @@ fn an_acknowledgement_goes_behind_the_answer_on_the_wire_and_before_it_where_tha
     };
     assert_eq!(answered(asked), [acknowledgement, answer]);
     // One GSO run, of which the last segment may be shorter. A lane has no runs.
-    let unasked = if util::lanes() {
+    let unasked = if util::over_shm() {
         [acknowledgement, answer]
     } else {
         [answer, acknowledgement]

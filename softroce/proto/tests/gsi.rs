@@ -66,7 +66,7 @@ fn packet(opcode: Opcode, dest: Qpn, qkey: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn from_one_to_the_other() {
+fn mads_are_delivered() {
     let [mut sender, mut receiver] = [1, 2].map(Endpoint::new);
     for byte in [1, 2] {
         assert!(sender.send_mad(path(), mad(byte)));
@@ -95,7 +95,7 @@ fn from_one_to_the_other() {
 }
 
 #[test]
-fn nothing_else_is_taken() {
+fn other_datagrams_are_refused() {
     let mut endpoint = Endpoint::new(1);
     let (ud, one) = (Opcode::ud_send(false), Qpn::new(1));
     handle(&mut endpoint, packet(ud, one, 0x1111_1111, MAD_LEN), 0);

@@ -167,7 +167,7 @@ fn mutated_packets_without_a_connection_change_nothing() {
 }
 
 #[test]
-fn packets_of_others_leave_no_trace() {
+fn packets_of_other_peers_leave_no_trace() {
     let mut random = Random(2);
     let (mut pair, packets) = busy();
     let before = [0, 1].map(|at| pair.nodes[at].endpoint.query_qp(pair.nodes[at].qpn));

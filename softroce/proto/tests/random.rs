@@ -360,7 +360,7 @@ proptest! {
         let steps = [left, right];
         let log = converse(setup, wire, &steps, late);
         // The short way to packets from the middle of a message is no other way.
-        let long_way = Setup { short_way: false, ..setup };
+        let long_way = Setup { fast_path: false, ..setup };
         prop_assert!(log == converse(long_way, wire, &steps, late));
     }
 }

@@ -37,7 +37,7 @@ fn one_nak_per_gap() {
 }
 
 #[test]
-fn duplicated_naks_go_back_once() {
+fn duplicated_naks_cause_one_go_back_n() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 20);
     pair.post(0, &write_to(1, &[local], remote));
     pair.run_with(|number, sent| match number {
@@ -50,7 +50,7 @@ fn duplicated_naks_go_back_once() {
 }
 
 #[test]
-fn a_read_is_asked_for_from_the_first_response_missing() {
+fn read_is_reissued_from_the_first_missing_response() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 10);
     pair.post(0, &read_from(1, &[local], remote));
     // The request is number 0, the fifth response number 5.
@@ -71,7 +71,7 @@ fn a_read_is_asked_for_from_the_first_response_missing() {
 }
 
 #[test]
-fn an_atomic_is_done_once_however_often_it_comes() {
+fn duplicate_atomic_is_replayed() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     let word = Sge { len: 8, ..local };
     let before = u64::from_ne_bytes(pattern(64, 2)[..8].try_into().unwrap());
@@ -108,7 +108,7 @@ fn an_atomic_is_done_once_however_often_it_comes() {
 }
 
 #[test]
-fn a_duplicate_send_is_acknowledged_and_not_received_again() {
+fn duplicate_send_is_acknowledged_and_not_executed() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     pair.receive(1, 10, &[remote]);
     pair.receive(1, 11, &[remote]);
@@ -165,7 +165,7 @@ fn reth(at: Sge, offset: u64, len: u32) -> Extension {
 }
 
 #[test]
-fn a_read_that_comes_again_while_it_is_answered_goes_back() {
+fn duplicate_read_during_its_responses_rewinds() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     // Before anything of it was sent, the second request changes nothing.
@@ -191,7 +191,7 @@ fn a_read_that_comes_again_while_it_is_answered_goes_back() {
 }
 
 #[test]
-fn a_read_that_comes_again_is_answered_before_what_came_later() {
+fn duplicate_read_is_answered_in_psn_order() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3);
@@ -202,7 +202,7 @@ fn a_read_that_comes_again_is_answered_before_what_came_later() {
 }
 
 #[test]
-fn a_read_that_was_another_is_not_answered() {
+fn mismatched_duplicate_read_is_not_answered() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3);
@@ -213,7 +213,7 @@ fn a_read_that_was_another_is_not_answered() {
 }
 
 #[test]
-fn a_read_that_comes_again_from_memory_that_is_gone_is_not_answered() {
+fn duplicate_read_of_deregistered_memory_is_not_answered() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.post(0, &read_from(1, &[local], remote));
     pair.run();
@@ -226,7 +226,7 @@ fn a_read_that_comes_again_from_memory_that_is_gone_is_not_answered() {
 }
 
 #[test]
-fn what_comes_again_cannot_fill_the_queue_of_answers() {
+fn duplicates_cannot_fill_the_reply_queue() {
     let (mut pair, _, remote) = with_regions(
         Setup {
             dest_rd_atomic: 4,
@@ -248,7 +248,7 @@ fn what_comes_again_cannot_fill_the_queue_of_answers() {
 }
 
 #[test]
-fn an_atomic_whose_result_was_forgotten_is_not_answered() {
+fn atomic_evicted_from_the_replay_buffer_is_not_answered() {
     let (mut pair, _, remote) = with_regions(
         Setup {
             dest_rd_atomic: 2,
@@ -277,7 +277,7 @@ fn an_atomic_whose_result_was_forgotten_is_not_answered() {
 }
 
 #[test]
-fn old_sends_and_writes_are_acknowledged_with_the_last_psn() {
+fn duplicate_sends_and_writes_are_acknowledged_with_the_last_psn() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     (10..13).for_each(|wr_id| pair.receive(1, wr_id, &[remote]));
     pair.forge(1, Opcode::RcSendOnly, 100, &Extension::Bare, b"one.");
@@ -292,7 +292,7 @@ fn old_sends_and_writes_are_acknowledged_with_the_last_psn() {
 // Retries and timers
 
 #[test]
-fn the_timer_retries_as_often_as_agreed_and_then_fails() {
+fn ack_timeout_retries_retry_cnt_times_then_fails() {
     for retry_cnt in [0, 1, 3, 7] {
         let (mut pair, local, remote) = with_regions(
             Setup {
@@ -321,7 +321,7 @@ fn the_timer_retries_as_often_as_agreed_and_then_fails() {
 }
 
 #[test]
-fn progress_gives_the_retries_back() {
+fn progress_resets_the_retry_count() {
     // Each packet gets through the third time only: 20 packets need more retries than there are.
     let (mut pair, local, remote) = with_regions(
         Setup {
@@ -377,7 +377,7 @@ fn nothing_is_due_when_all_is_acknowledged() {
 // Receiver not ready
 
 #[test]
-fn without_a_receive_the_sender_waits_as_asked() {
+fn rnr_nak_delays_the_sender_by_the_rnr_timer() {
     for imm in [false, true] {
         let (mut pair, local, remote) = with_regions(
             Setup {
@@ -449,7 +449,7 @@ fn rnr_retry_7_is_for_ever() {
 }
 
 #[test]
-fn an_alive_receiver_that_is_not_ready_uses_up_no_transport_retries() {
+fn rnr_naks_consume_no_transport_retries() {
     // Between two RNR NAKs one packet is lost: with one retry, that must not add up.
     let (mut pair, local, remote) = with_regions(
         Setup {
@@ -479,7 +479,7 @@ fn an_alive_receiver_that_is_not_ready_uses_up_no_transport_retries() {
 }
 
 #[test]
-fn progress_gives_the_rnr_retries_back() {
+fn progress_resets_the_rnr_retry_count() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             rnr_retry: 1,
@@ -501,7 +501,7 @@ fn progress_gives_the_rnr_retries_back() {
 }
 
 #[test]
-fn while_it_waits_for_a_receive_nothing_else_wakes_the_sender() {
+fn rnr_wait_is_not_cut_short() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             rnr_retry: 1,

@@ -127,7 +127,7 @@ fn out_of_range() {
 }
 
 #[test]
-fn round_the_end_of_the_address_space() {
+fn past_the_end_of_the_address_space() {
     let last = |remote| Sge {
         addr: u64::MAX - 10,
         ..remote
@@ -223,7 +223,7 @@ fn unaligned_atomic() {
 }
 
 #[test]
-fn reads_and_atomics_where_none_are_taken() {
+fn reads_and_atomics_without_dest_rd_atomic() {
     let setup = Setup {
         dest_rd_atomic: 0,
         ..Setup::default()
@@ -352,7 +352,7 @@ fn local_memory_that_is_not_writable() {
 }
 
 #[test]
-fn memory_that_goes_while_a_read_is_answered() {
+fn memory_deregistered_during_read_responses() {
     let mut pair = Pair::connected(Setup::default());
     let local = pair.region(0, pattern(LEN, 1));
     let remote = pair.region(1, pattern(LEN, 2));
@@ -534,7 +534,7 @@ fn responses_to_nothing_change_nothing() {
 }
 
 #[test]
-fn the_nak_goes_out_though_the_owner_moves_to_the_error_state_too() {
+fn pending_nak_survives_modify_to_err() {
     let mut pair = Pair::connected(Setup::default());
     pair.forge(1, Opcode::RcSendLast, 100, &Extension::Bare, &[1]);
     pair.enter(1, State::Err);
@@ -543,7 +543,7 @@ fn the_nak_goes_out_though_the_owner_moves_to_the_error_state_too() {
 }
 
 #[test]
-fn a_queue_pair_put_into_the_error_state_says_nothing_more() {
+fn modify_to_err_drops_replies() {
     let mut pair = Pair::connected(Setup::default());
     let remote = pair.region(1, pattern(LEN, 2));
     let reth = Reth {
@@ -558,7 +558,7 @@ fn a_queue_pair_put_into_the_error_state_says_nothing_more() {
 }
 
 #[test]
-fn a_queue_pair_whose_own_request_failed_says_nothing_more() {
+fn requester_failure_drops_replies() {
     let mut pair = Pair::connected(Setup {
         rd_atomic: 0,
         ..Setup::default()

@@ -152,7 +152,7 @@ fn datagrams_and_immediates() {
 
 /// Without a receive RC asks for patience, and what is posted then serves the message that comes again.
 #[test]
-fn empty_asks_for_patience() {
+fn empty_srq_sends_rnr_nak() {
     let mut pair = connected(Transport::Rc);
     let from = pair.region(0, pattern(300, 1));
     pair.post(0, &send(1, &[from]));
@@ -172,7 +172,7 @@ fn empty_asks_for_patience() {
 
 /// The last place of the queue frees when a message takes its receive, not when that completes.
 #[test]
-fn posting_is_bounded_and_knows_no_state() {
+fn posting_is_bounded_and_independent_of_qp_state() {
     let mut pair = Pair::connected(setup(Transport::Rc));
     let node = &mut pair.nodes[1];
     let srq = node.srq.unwrap();
@@ -201,7 +201,7 @@ fn posting_is_bounded_and_knows_no_state() {
 
 /// The error state flushes what the queue pair holds and nothing else; the other goes on with what is left.
 #[test]
-fn an_error_takes_what_is_held() {
+fn err_flushes_the_held_receive() {
     for transport in [Transport::Rc, Transport::Uc] {
         let mut pair = connected(transport);
         fill(&mut pair, 0..3, 600);
@@ -255,7 +255,7 @@ fn a_message_too_long_ends_its_queue_pair_only() {
 
 /// What an unreliable message that is given up held serves the same queue pair's next one.
 #[test]
-fn an_unreliable_message_given_up_keeps_its_receive() {
+fn dropped_unreliable_message_keeps_its_receive() {
     let mut pair = connected(Transport::Uc);
     let into = [0, 1].map(|wr_id| receive(&mut pair, wr_id, 600));
     let from = [1, 2].map(|seed| pair.region(0, pattern(600, seed)));
@@ -329,7 +329,7 @@ fn resizing_keeps_what_is_queued() {
 
 /// The keys of its receives are those of its own protection domain, not of the queue pairs'.
 #[test]
-fn its_protection_domain_counts() {
+fn srq_protection_domain_is_checked() {
     for transport in [Transport::Rc, Transport::Ud] {
         let other = PdId(PD.0 + 1);
         let mut pair = Pair::connected(Setup {
@@ -356,7 +356,7 @@ fn its_protection_domain_counts() {
 
 /// Reset forgets what the queue pair held; the queue goes on, with it too.
 #[test]
-fn a_reset_forgets_what_is_held() {
+fn reset_drops_the_held_receive() {
     let mut pair = connected(Transport::Uc);
     fill(&mut pair, 0..2, 600);
     let from = pair.region(0, pattern(600, 1));

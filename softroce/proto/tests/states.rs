@@ -482,7 +482,7 @@ fn where_work_may_be_posted() {
 }
 
 #[test]
-fn requests_that_are_not_taken() {
+fn requests_that_are_refused() {
     let mut pair = Pair::connected(Setup::default());
     let local = pair.region(0, pattern(8, 1));
     let huge = doorbell_roce_proto::memory::Sge { len: 1 << 30, ..local };
@@ -572,7 +572,7 @@ fn the_error_state_flushes_in_order() {
 }
 
 #[test]
-fn reset_forgets_without_a_word_and_can_start_again() {
+fn reset_drops_requests_and_allows_reconnect() {
     let mut pair = busy();
     for at in 0..2 {
         pair.enter(at, State::Reset);
@@ -599,7 +599,7 @@ fn reset_forgets_without_a_word_and_can_start_again() {
 }
 
 #[test]
-fn a_queue_pair_in_error_hears_nothing() {
+fn qp_in_err_ignores_packets() {
     let mut pair = Pair::connected(Setup {
         retry_cnt: 1,
         ..Setup::default()
@@ -614,7 +614,7 @@ fn a_queue_pair_in_error_hears_nothing() {
 }
 
 #[test]
-fn destroyed_with_work_under_way() {
+fn destroyed_with_work_in_flight() {
     let mut pair = busy();
     let qpn = pair.nodes[0].qpn;
     assert!(pair.nodes[0].endpoint.destroy_qp(qpn));

@@ -62,7 +62,7 @@ fn sends_and_writes_of_every_size() {
 }
 
 #[test]
-fn done_when_the_last_packet_is_handed_over() {
+fn completes_with_its_last_packet() {
     let (mut pair, local, remote) = with_regions(SETUP(), 600);
     pair.post(0, &write_to(1, &[local], remote));
     for packet in 0..3 {

@@ -67,7 +67,7 @@ fn datagrams_of_every_size() {
 }
 
 #[test]
-fn done_when_handed_over() {
+fn datagram_completes_when_transmitted() {
     let (mut pair, local, _) = connected();
     let to = pair.destination(0);
     (1..=40).for_each(|wr_id| pair.post_datagram(0, &send(wr_id, &[part(local, 9)]), &to));

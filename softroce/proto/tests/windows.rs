@@ -64,7 +64,7 @@ fn a_local_request_needs_no_packet() {
 }
 
 #[test]
-fn local_requests_take_their_turn_once_whatever_is_lost() {
+fn local_requests_run_once_in_order_despite_losses() {
     let packets = 12;
     for lost in 0..packets {
         let mut pair = Pair::connected(Setup::default());
@@ -149,7 +149,7 @@ fn none_begins_while_the_queue_drains() {
 }
 
 #[test]
-fn what_cannot_be_bound_fails_in_its_turn() {
+fn invalid_bind_fails_in_queue_order() {
     let nothing = Operation::Invalidate { rkey: RKey(7) };
     for operation in [
         nothing,
@@ -195,7 +195,7 @@ fn peers_reach_what_is_bound_and_no_more() {
 }
 
 #[test]
-fn a_window_taken_away_ends_the_write_through_it() {
+fn invalidated_window_ends_the_write_through_it() {
     let (mut pair, local, remote, rkey) = with_window(Setup::default(), 256 * 4);
     let before = pattern(256 * 4, 2);
     pair.post(0, &write_to(1, &[local], remote));
@@ -213,7 +213,7 @@ fn a_window_taken_away_ends_the_write_through_it() {
 }
 
 #[test]
-fn a_send_takes_the_key_away() {
+fn send_with_invalidate_invalidates_the_key() {
     for len in [0, 1, 256, 257, 1000] {
         for fate in [Fate::Deliver, Fate::Duplicate] {
             let (mut pair, local, remote, rkey) = with_window(Setup::default(), 1000);
@@ -237,7 +237,7 @@ fn a_send_takes_the_key_away() {
 }
 
 #[test]
-fn a_key_that_a_peer_may_not_take_away() {
+fn key_that_a_peer_may_not_invalidate() {
     // The key of a region, a window's former key, and none at all.
     for wrong in 0..3 {
         let (mut pair, local, remote, rkey) = with_window(Setup::default(), 8);
@@ -260,7 +260,7 @@ fn a_key_that_a_peer_may_not_take_away() {
 }
 
 #[test]
-fn what_other_transports_offer() {
+fn operations_offered_by_other_transports() {
     let uc = Setup {
         transport: Transport::Uc,
         ..Setup::default()

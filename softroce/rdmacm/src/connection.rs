@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::cm::{
     Accept, CmError, ConnectionId, IpHeader, ListenerId, Parameters, RejectReason, Request, ServiceId, SidrReply,
-    SidrRequest, SidrStatus, room,
+    SidrRequest, SidrStatus, private_data_len,
 };
 use doorbell_roce_proto::{Psn, Qpn};
 use doorbell_softroce::capacity;
@@ -330,7 +330,7 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
         };
         return cm.sidr_reply(connection, &reply).map_err(errno_of);
     }
-    if wanted.private_data.len() > room::REPLY {
+    if wanted.private_data.len() > private_data_len::REP {
         return Err(libc::EINVAL);
     }
     shared.state().link.accepted = Some((wanted.responder_resources, wanted.initiator_depth));

@@ -13,7 +13,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use super::mad::Mad;
-use super::message::{About, Dreq, Message, Mra, Plain, Rej, Rep, Req};
+use super::message::{Dreq, IdsOnly, Message, MessageKind, Mra, Rej, Rep, Req};
 use super::types::{Accept, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, RejectReason, ServiceId};
 use super::{MadTransmit, Out};
 use crate::qp::Path;
@@ -43,7 +43,7 @@ pub(super) enum State {
     SidrSent,
     SidrReceived,
     /// Over by an answer of ours that may be lost: it is kept for the peer to ask again.
-    Answered,
+    Lingering,
     /// Over.
     Closed,
 }
@@ -72,7 +72,7 @@ pub(super) struct Connection {
     /// The message that goes again, by time or because the peer asks again.
     sent: Option<Box<Mad>>,
     /// How often it still goes by time.
-    left: u8,
+    resends_left: u8,
     max_retries: u8,
     /// How long its answer may take.
     interval: Duration,
@@ -84,7 +84,7 @@ pub(super) fn timeout(code: u8) -> Duration {
 }
 
 /// The code that covers the times of two codes.
-fn covering(a: u8, b: u8) -> u8 {
+fn combined_timeout(a: u8, b: u8) -> u8 {
     // Where they are far apart the smaller is lost in the rounding of the larger.
     let (less, more) = if a < b { (a, b) } else { (b, a) };
     (more + u8::from(more - less <= 1)).min(31)
@@ -107,20 +107,20 @@ impl Connection {
             guid: 0,
             qpn: Qpn::new(0),
             sent: None,
-            left: 0,
+            resends_left: 0,
             max_retries: 0,
             interval: Duration::ZERO,
         }
     }
 
     /// For the messages to come: how long their answers may take and how often they go again.
-    pub(super) fn pace(&mut self, interval: Duration, max_retries: u8) {
+    pub(super) fn set_retry(&mut self, interval: Duration, max_retries: u8) {
         self.interval = interval;
         self.max_retries = max_retries.min(15);
     }
 
     /// Our own device and queue pair.
-    pub(super) fn ours(&mut self, guid: u64, qpn: Qpn) {
+    pub(super) fn set_local_qp(&mut self, guid: u64, qpn: Qpn) {
         self.guid = guid;
         self.qpn = qpn;
     }
@@ -132,47 +132,47 @@ impl Connection {
         self.peer_key = Some((self.peer, req.guid, req.qpn));
         self.parameters = Some(parameters);
         let interval = timeout(req.local_timeout) + timeout(req.primary.ack_timeout);
-        self.pace(interval, req.max_retries);
+        self.set_retry(interval, req.max_retries);
     }
 
     // Sending
 
     /// Sends a message once.
-    fn say(&self, message: &Message, out: &mut Out) {
+    fn send_once(&self, message: &Message, out: &mut Out) {
         out.transmit(self.peer, message.to_mad(self.transaction));
     }
 
     /// Sends a message that goes again when the peer asks again.
-    fn answer(&mut self, message: &Message, out: &mut Out) {
+    fn send_reply(&mut self, message: &Message, out: &mut Out) {
         let mad = message.to_mad(self.transaction);
         out.transmit(self.peer, mad);
         self.sent = Some(Box::new(mad));
-        self.left = 0;
+        self.resends_left = 0;
         self.deadline = None;
     }
 
     /// Sends a message that goes again until it is answered.
-    pub(super) fn ask(&mut self, now: Instant, message: &Message, out: &mut Out) {
-        self.answer(message, out);
-        self.left = self.max_retries;
+    pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Out) {
+        self.send_reply(message, out);
+        self.resends_left = self.max_retries;
         self.deadline = Some(now + self.interval);
     }
 
-    fn again(&self, out: &mut Out) {
+    fn resend(&self, out: &mut Out) {
         if let Some(mad) = &self.sent {
             out.transmit(self.peer, **mad);
         }
     }
 
-    fn plain(&self, private_data: &[u8]) -> Plain {
-        Plain {
+    fn ids_only(&self, private_data: &[u8]) -> IdsOnly {
+        IdsOnly {
             local_id: self.id.0,
             remote_id: self.remote_id,
             private_data: private_data.to_vec(),
         }
     }
 
-    fn rejection(&self, about: About, reason: RejectReason, private_data: &[u8]) -> Message {
+    fn rej_message(&self, message: MessageKind, reason: RejectReason, private_data: &[u8]) -> Message {
         // Who asked first finds the connection of a timeout by the GUID, where it has no id yet (12.6.7.2).
         let info = if reason == RejectReason::TIMEOUT {
             self.guid.to_be_bytes().to_vec()
@@ -182,23 +182,23 @@ impl Connection {
         Message::Rej(Rej {
             local_id: self.id.0,
             remote_id: self.remote_id,
-            about,
+            message,
             reason,
             info,
             private_data: private_data.to_vec(),
         })
     }
 
-    fn receipt(&self, about: About) -> Message {
+    fn mra_message(&self, message: MessageKind) -> Message {
         Message::Mra(Mra {
             local_id: self.id.0,
             remote_id: self.remote_id,
-            about,
+            message,
             timeout: SERVICE_TIMEOUT,
         })
     }
 
-    fn tell(&self, event: CmEvent, out: &mut Out) {
+    fn push_event(&self, event: CmEvent, out: &mut Out) {
         if !self.released {
             out.events.push_back(event);
         }
@@ -209,24 +209,24 @@ impl Connection {
     pub(super) fn close(&mut self) {
         self.state = State::Closed;
         self.deadline = None;
-        self.left = 0;
+        self.resends_left = 0;
         self.sent = None;
     }
 
     /// Over by what was just answered: kept until the peer has stopped asking.
-    pub(super) fn linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
-        self.answer(message, out);
-        self.state = State::Answered;
+    pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
+        self.send_reply(message, out);
+        self.state = State::Lingering;
         self.deadline = Some(now + self.interval * (u32::from(self.max_retries) + 2));
     }
 
-    fn wait_out(&mut self, now: Instant, out: &mut Out) {
+    fn enter_timewait(&mut self, now: Instant, out: &mut Out) {
         self.state = State::TimeWait;
         self.sent = None;
-        self.left = 0;
+        self.resends_left = 0;
         let rest = self.parameters.map_or(Duration::ZERO, |set| timeout(set.ack_timeout));
         self.deadline = Some(now + rest);
-        self.tell(CmEvent::Disconnected { id: self.id }, out);
+        self.push_event(CmEvent::Disconnected { id: self.id }, out);
     }
 
     fn disconnect_request(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
@@ -237,7 +237,7 @@ impl Connection {
             private_data: private_data.to_vec(),
         });
         self.state = State::DreqSent;
-        self.ask(now, &message, out);
+        self.send_request(now, &message, out);
     }
 
     // Commands. False: the state does not allow it.
@@ -266,18 +266,18 @@ impl Connection {
             private_data: accept.private_data.clone(),
         });
         self.state = State::RepSent;
-        self.ask(now, &message, out);
+        self.send_request(now, &message, out);
         true
     }
 
     pub(super) fn reject(&mut self, now: Instant, reason: RejectReason, private_data: &[u8], out: &mut Out) -> bool {
-        let about = match self.state {
-            State::ReqReceived => About::Request,
-            State::RepReceived => About::Reply,
+        let kind = match self.state {
+            State::ReqReceived => MessageKind::Request,
+            State::RepReceived => MessageKind::Reply,
             _ => return false,
         };
-        let message = self.rejection(about, reason, private_data);
-        self.linger(now, &message, out);
+        let message = self.rej_message(kind, reason, private_data);
+        self.reply_and_linger(now, &message, out);
         true
     }
 
@@ -285,8 +285,8 @@ impl Connection {
         if self.state != State::RepReceived {
             return false;
         }
-        let message = Message::Rtu(self.plain(private_data));
-        self.answer(&message, out);
+        let message = Message::Rtu(self.ids_only(private_data));
+        self.send_reply(&message, out);
         self.state = State::Established;
         true
     }
@@ -295,7 +295,7 @@ impl Connection {
     pub(super) fn notify(&mut self, out: &mut Out) -> bool {
         match self.state {
             State::RepSent => {
-                self.rtu(vec![0; super::room::READY], out);
+                self.rtu(vec![0; super::private_data_len::RTU], out);
                 true
             }
             State::Established => true,
@@ -318,19 +318,19 @@ impl Connection {
         self.released = true;
         match self.state {
             State::ReqSent => {
-                let message = self.rejection(About::Request, RejectReason::TIMEOUT, &[]);
-                self.say(&message, out);
+                let message = self.rej_message(MessageKind::Request, RejectReason::TIMEOUT, &[]);
+                self.send_once(&message, out);
                 self.close();
             }
             State::ReqReceived | State::RepReceived => {
                 self.reject(now, RejectReason::CONSUMER, &[], out);
             }
             State::RepSent => {
-                let message = self.rejection(About::Other, RejectReason::CONSUMER, &[]);
-                self.linger(now, &message, out);
+                let message = self.rej_message(MessageKind::Other, RejectReason::CONSUMER, &[]);
+                self.reply_and_linger(now, &message, out);
             }
             State::Established => self.disconnect_request(now, &[], out),
-            State::DreqSent | State::TimeWait | State::Answered | State::Closed => {}
+            State::DreqSent | State::TimeWait | State::Lingering | State::Closed => {}
             State::SidrSent | State::SidrReceived => self.release_sidr(now, out),
         }
     }
@@ -338,35 +338,35 @@ impl Connection {
     // Time
 
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Out) {
-        if self.left > 0 {
-            self.left -= 1;
-            self.again(out);
+        if self.resends_left > 0 {
+            self.resends_left -= 1;
+            self.resend(out);
             self.deadline = Some(now + self.interval);
             return;
         }
         self.deadline = None;
         match self.state {
             State::ReqSent | State::RepSent => {
-                let about = if self.state == State::ReqSent {
-                    About::Request
+                let kind = if self.state == State::ReqSent {
+                    MessageKind::Request
                 } else {
-                    About::Reply
+                    MessageKind::Reply
                 };
-                let message = self.rejection(about, RejectReason::TIMEOUT, &[]);
-                self.say(&message, out);
+                let message = self.rej_message(kind, RejectReason::TIMEOUT, &[]);
+                self.send_once(&message, out);
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
             State::SidrSent => {
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
-            State::DreqSent => self.wait_out(now, out),
+            State::DreqSent => self.enter_timewait(now, out),
             State::TimeWait => {
                 self.close();
-                self.tell(CmEvent::TimewaitExit { id: self.id }, out);
+                self.push_event(CmEvent::TimewaitExit { id: self.id }, out);
             }
-            State::Answered => self.close(),
+            State::Lingering => self.close(),
             // None of them has a deadline.
             State::ReqReceived | State::RepReceived | State::Established | State::SidrReceived | State::Closed => {}
         }
@@ -377,50 +377,50 @@ impl Connection {
     /// The request that it came of has come again.
     pub(super) fn duplicate_request(&self, out: &mut Out) {
         match self.state {
-            State::ReqReceived => self.say(&self.receipt(About::Request), out),
-            State::RepSent | State::Answered => self.again(out),
+            State::ReqReceived => self.send_once(&self.mra_message(MessageKind::Request), out),
+            State::RepSent | State::Lingering => self.resend(out),
             _ => {}
         }
     }
 
     pub(super) fn mra(&mut self, now: Instant, mra: &Mra) {
-        let about = match self.state {
-            State::ReqSent => About::Request,
-            State::RepSent => About::Reply,
+        let kind = match self.state {
+            State::ReqSent => MessageKind::Request,
+            State::RepSent => MessageKind::Reply,
             _ => return,
         };
-        if mra.about == about {
+        if mra.message == kind {
             self.deadline = Some(now + timeout(mra.timeout) + self.interval);
         }
     }
 
     /// The peer's queue pair is that of another connection.
-    pub(super) fn is_stale(&mut self, now: Instant, rep: &Rep, out: &mut Out) {
+    pub(super) fn reject_stale(&mut self, now: Instant, rep: &Rep, out: &mut Out) {
         self.remote_id = rep.local_id;
-        let message = self.rejection(About::Reply, RejectReason::STALE_CONNECTION, &[]);
-        self.linger(now, &message, out);
-        self.tell(CmEvent::Unreachable { id: self.id }, out);
+        let message = self.rej_message(MessageKind::Reply, RejectReason::STALE_CONNECTION, &[]);
+        self.reply_and_linger(now, &message, out);
+        self.push_event(CmEvent::Unreachable { id: self.id }, out);
     }
 
     pub(super) fn rep(&mut self, rep: Rep, out: &mut Out) {
         match self.state {
             State::ReqSent => {}
-            State::RepReceived => return self.say(&self.receipt(About::Reply), out),
+            State::RepReceived => return self.send_once(&self.mra_message(MessageKind::Reply), out),
             // Our RTU, or our rejection, was lost.
-            State::Established | State::Answered => return self.again(out),
+            State::Established | State::Lingering => return self.resend(out),
             _ => return,
         }
         self.remote_id = rep.local_id;
         self.peer_key = Some((self.peer, rep.guid, rep.qpn));
         self.state = State::RepReceived;
         self.deadline = None;
-        self.left = 0;
+        self.resends_left = 0;
         if let Some(set) = &mut self.parameters {
             set.dest_qpn = rep.qpn;
             set.sq_psn = rep.psn;
             set.responder_resources = rep.initiator_depth;
             set.initiator_depth = rep.responder_resources;
-            set.ack_timeout = covering(set.ack_timeout, rep.ack_delay);
+            set.ack_timeout = combined_timeout(set.ack_timeout, rep.ack_delay);
             set.rnr_retry_count = rep.rnr_retry_count;
         }
         let reply = PeerReply {
@@ -432,7 +432,7 @@ impl Connection {
             srq: rep.srq,
             private_data: rep.private_data,
         };
-        self.tell(
+        self.push_event(
             CmEvent::Reply {
                 id: self.id,
                 reply: Box::new(reply),
@@ -445,10 +445,10 @@ impl Connection {
         if self.state == State::RepSent {
             self.state = State::Established;
             self.deadline = None;
-            self.left = 0;
+            self.resends_left = 0;
             self.sent = None;
             let id = self.id;
-            self.tell(CmEvent::Established { id, private_data }, out);
+            self.push_event(CmEvent::Established { id, private_data }, out);
         }
     }
 
@@ -458,7 +458,7 @@ impl Connection {
                 self.close();
                 let (id, reason) = (self.id, rej.reason);
                 let private_data = rej.private_data;
-                self.tell(
+                self.push_event(
                     CmEvent::Rejected {
                         id,
                         reason,
@@ -467,8 +467,8 @@ impl Connection {
                     out,
                 );
             }
-            State::Established | State::DreqSent => self.wait_out(now, out),
-            State::TimeWait | State::SidrReceived | State::Answered | State::Closed => {}
+            State::Established | State::DreqSent => self.enter_timewait(now, out),
+            State::TimeWait | State::SidrReceived | State::Lingering | State::Closed => {}
         }
     }
 
@@ -478,16 +478,16 @@ impl Connection {
         if dreq.qpn != self.qpn || !is_over && !ends {
             return;
         }
-        let message = Message::Drep(self.plain(&[]));
+        let message = Message::Drep(self.ids_only(&[]));
         out.transmit(self.peer, message.to_mad(transaction));
         if ends {
-            self.wait_out(now, out);
+            self.enter_timewait(now, out);
         }
     }
 
     pub(super) fn drep(&mut self, now: Instant, out: &mut Out) {
         if self.state == State::DreqSent {
-            self.wait_out(now, out);
+            self.enter_timewait(now, out);
         }
     }
 
@@ -500,24 +500,24 @@ impl Connection {
     }
 
     /// The peer's process is gone, and answers no more.
-    pub(super) fn lost(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Out) {
         match self.state {
-            State::Established | State::DreqSent => self.wait_out(now, out),
+            State::Established | State::DreqSent => self.enter_timewait(now, out),
             State::ReqReceived | State::RepReceived | State::RepSent => {
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
             _ => {}
         }
     }
 
     /// The peer has begun anew with the queue pair of this connection: it has forgotten this one (12.9.8.3.1).
-    pub(super) fn forgotten(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn superseded(&mut self, now: Instant, out: &mut Out) {
         match self.state {
             State::Established => self.disconnect_request(now, &[], out),
             State::ReqReceived | State::RepSent => {
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
             _ => {}
         }

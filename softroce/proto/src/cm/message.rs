@@ -11,31 +11,31 @@ use crate::{Psn, Qpn};
 type Bytes = [u8; MESSAGE_LEN];
 
 /// Room for private data in each message, in bytes (IBTA vol 1, 12.6).
-pub mod room {
+pub mod private_data_len {
     /// In a connection request.
-    pub const REQUEST: usize = 92;
+    pub const REQ: usize = 92;
     /// In the message that a request was received.
-    pub const RECEIPT: usize = 222;
+    pub const MRA: usize = 222;
     /// In a rejection.
-    pub const REJECT: usize = 148;
+    pub const REJ: usize = 148;
     /// In a reply to a request.
-    pub const REPLY: usize = 196;
+    pub const REP: usize = 196;
     /// In the last message of establishing a connection, and in the answer to a disconnect request.
-    pub const READY: usize = 224;
+    pub const RTU: usize = 224;
     /// In a disconnect request.
-    pub const DISCONNECT: usize = 220;
+    pub const DREQ: usize = 220;
     /// In a request for a datagram service.
-    pub const SIDR_REQUEST: usize = 216;
+    pub const SIDR_REQ: usize = 216;
     /// In the reply to one.
-    pub const SIDR_REPLY: usize = 136;
+    pub const SIDR_REP: usize = 136;
     /// Of what a rejection has beside its reason.
-    pub const REJECT_INFO: usize = 72;
+    pub const ADDITIONAL_REJ_INFO: usize = 72;
 }
 
 /// Which message a rejection or a receipt is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum About {
+pub(super) enum MessageKind {
     /// The request.
     Request = 0,
     /// The reply.
@@ -80,7 +80,7 @@ pub(super) struct Req {
 pub(super) struct Mra {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
-    pub(super) about: About,
+    pub(super) message: MessageKind,
     /// How much longer: a code of 5 bits.
     pub(super) timeout: u8,
 }
@@ -90,7 +90,7 @@ pub(super) struct Mra {
 pub(super) struct Rej {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
-    pub(super) about: About,
+    pub(super) message: MessageKind,
     pub(super) reason: RejectReason,
     /// What else the reason calls for; at most 72 bytes.
     pub(super) info: Vec<u8>,
@@ -119,7 +119,7 @@ pub(super) struct Rep {
 
 /// RTU (12.6.9) and DREP (12.6.11): an answer with nothing in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Plain {
+pub(super) struct IdsOnly {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
     pub(super) private_data: Vec<u8>,
@@ -176,9 +176,9 @@ pub(super) enum Message {
     Mra(Mra),
     Rej(Rej),
     Rep(Rep),
-    Rtu(Plain),
+    Rtu(IdsOnly),
     Dreq(Dreq),
-    Drep(Plain),
+    Drep(IdsOnly),
     SidrReq(SidrReq),
     SidrRep(SidrRep),
     Lap(Lap),
@@ -212,9 +212,9 @@ impl Message {
             attribute::MRA => Self::Mra(Mra::read(bytes)),
             attribute::REJ => Self::Rej(Rej::read(bytes)),
             attribute::REP => Self::Rep(Rep::read(bytes)),
-            attribute::RTU => Self::Rtu(Plain::read(bytes)),
+            attribute::RTU => Self::Rtu(IdsOnly::read(bytes)),
             attribute::DREQ => Self::Dreq(Dreq::read(bytes)),
-            attribute::DREP => Self::Drep(Plain::read(bytes)),
+            attribute::DREP => Self::Drep(IdsOnly::read(bytes)),
             attribute::SIDR_REQ => Self::SidrReq(SidrReq::read(bytes)),
             attribute::SIDR_REP => Self::SidrRep(SidrRep::read(bytes)),
             attribute::LAP => Self::Lap(Lap {
@@ -301,7 +301,7 @@ impl Req {
     }
 }
 
-impl About {
+impl MessageKind {
     fn read(byte: u8) -> Self {
         match byte >> 6 {
             0 => Self::Request,
@@ -320,25 +320,25 @@ impl Mra {
         Self {
             local_id: be32(from, 0),
             remote_id: be32(from, 4),
-            about: About::read(from[8]),
+            message: MessageKind::read(from[8]),
             timeout: from[9] >> 3,
         }
     }
 
     fn write(&self, to: &mut Bytes) {
         ids(to, self.local_id, self.remote_id);
-        to[8] = self.about.byte();
+        to[8] = self.message.byte();
         to[9] = self.timeout << 3;
     }
 }
 
 impl Rej {
     fn read(from: &Bytes) -> Self {
-        let info = usize::from(from[9] >> 1).min(room::REJECT_INFO);
+        let info = usize::from(from[9] >> 1).min(private_data_len::ADDITIONAL_REJ_INFO);
         Self {
             local_id: be32(from, 0),
             remote_id: be32(from, 4),
-            about: About::read(from[8]),
+            message: MessageKind::read(from[8]),
             reason: RejectReason(be16(from, 10)),
             info: from[12..12 + info].to_vec(),
             private_data: tail(from, 84),
@@ -347,8 +347,8 @@ impl Rej {
 
     fn write(&self, to: &mut Bytes) {
         ids(to, self.local_id, self.remote_id);
-        let info = self.info.len().min(room::REJECT_INFO);
-        to[8] = self.about.byte();
+        let info = self.info.len().min(private_data_len::ADDITIONAL_REJ_INFO);
+        to[8] = self.message.byte();
         // At most 72.
         to[9] = (info as u8) << 1;
         put(to, 10, self.reason.0.to_be_bytes());
@@ -390,7 +390,7 @@ impl Rep {
     }
 }
 
-impl Plain {
+impl IdsOnly {
     fn read(from: &Bytes) -> Self {
         Self {
             local_id: be32(from, 0),

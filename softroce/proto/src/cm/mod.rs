@@ -28,7 +28,7 @@ use path::{PERMISSIVE_LID, PathRecord};
 
 pub use ip::{IP_HEADER_LEN, IpHeader, PortSpace};
 pub use mad::{MAD_LEN, Mad};
-pub use message::room;
+pub use message::private_data_len;
 pub use route::{Route, route};
 pub use types::{
     Accept, CmConfig, CmError, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, PeerRequest, RejectReason,
@@ -179,7 +179,7 @@ impl Cm {
     /// # Errors
     /// When the request is one that cannot be sent, or there are [`MAX_CONNECTIONS`].
     pub fn connect(&mut self, now: Instant, request: &Request) -> Result<ConnectionId, CmError> {
-        fits(&request.private_data, room::REQUEST)?;
+        fits(&request.private_data, private_data_len::REQ)?;
         let transport = match request.transport {
             Transport::Rc => RC,
             Transport::Uc => UC,
@@ -188,7 +188,7 @@ impl Cm {
         let peer = request.peer.to_canonical();
         let id = self.new_id()?;
         let mut connection = Connection::new(id, peer, request.service, State::ReqSent, self.transaction());
-        connection.ours(self.config.guid, request.qpn);
+        connection.set_local_qp(self.config.guid, request.qpn);
         connection.parameters = Some(Parameters {
             transport: request.transport,
             path: Path {
@@ -210,7 +210,7 @@ impl Cm {
             rnr_retry_count: request.rnr_retry_count,
         });
         let interval = connection::timeout(request.response_timeout) + connection::timeout(request.ack_timeout);
-        connection.pace(interval, request.max_retries);
+        connection.set_retry(interval, request.max_retries);
         let message = Message::Req(Box::new(Req {
             local_id: id.0,
             service: request.service,
@@ -246,7 +246,7 @@ impl Cm {
             },
             private_data: request.private_data.clone(),
         }));
-        connection.ask(now, &message, &mut self.out);
+        connection.send_request(now, &message, &mut self.out);
         self.insert(connection);
         Ok(id)
     }
@@ -257,7 +257,7 @@ impl Cm {
     /// # Errors
     /// When the connection is in another state, or the private data does not fit.
     pub fn accept(&mut self, now: Instant, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
-        fits(&accept.private_data, room::REPLY)?;
+        fits(&accept.private_data, private_data_len::REP)?;
         self.command(id, |connection, out| connection.accept(now, accept, out))
     }
 
@@ -272,7 +272,7 @@ impl Cm {
         reason: RejectReason,
         private_data: &[u8],
     ) -> Result<(), CmError> {
-        fits(private_data, room::REJECT)?;
+        fits(private_data, private_data_len::REJ)?;
         self.command(id, |connection, out| connection.reject(now, reason, private_data, out))
     }
 
@@ -281,7 +281,7 @@ impl Cm {
     /// # Errors
     /// When there was no reply, or the private data does not fit.
     pub fn establish(&mut self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
-        fits(private_data, room::READY)?;
+        fits(private_data, private_data_len::RTU)?;
         self.command(id, |connection, out| connection.establish(private_data, out))
     }
 
@@ -298,7 +298,7 @@ impl Cm {
     /// # Errors
     /// When there never was a connection, or the private data does not fit.
     pub fn disconnect(&mut self, now: Instant, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
-        fits(private_data, room::DISCONNECT)?;
+        fits(private_data, private_data_len::DREQ)?;
         self.command(id, |connection, out| connection.disconnect(now, private_data, out))
     }
 
@@ -320,12 +320,12 @@ impl Cm {
     /// # Errors
     /// When the private data does not fit, or there are [`MAX_CONNECTIONS`].
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<ConnectionId, CmError> {
-        fits(&request.private_data, room::SIDR_REQUEST)?;
+        fits(&request.private_data, private_data_len::SIDR_REQ)?;
         let id = self.new_id()?;
         let peer = request.peer.to_canonical();
         let mut exchange = Connection::new(id, peer, request.service, State::SidrSent, self.transaction());
-        exchange.pace(connection::timeout(request.response_timeout), request.max_retries);
-        exchange.sidr_ask(now, &request.private_data, &mut self.out);
+        exchange.set_retry(connection::timeout(request.response_timeout), request.max_retries);
+        exchange.send_sidr_req(now, &request.private_data, &mut self.out);
         self.insert(exchange);
         Ok(id)
     }
@@ -335,7 +335,7 @@ impl Cm {
     /// # Errors
     /// When there is nothing to answer, or the private data does not fit.
     pub fn sidr_reply(&mut self, now: Instant, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
-        fits(&reply.private_data, room::SIDR_REPLY)?;
+        fits(&reply.private_data, private_data_len::SIDR_REP)?;
         self.command(id, |exchange, out| exchange.sidr_reply(now, reply, out))
     }
 
@@ -346,7 +346,7 @@ impl Cm {
         while let Some(&(due, id)) = self.timers.first()
             && due <= now
         {
-            self.with(id, |connection, out| connection.handle_timeout(now, out));
+            self.update(id, |connection, out| connection.handle_timeout(now, out));
         }
     }
 
@@ -364,7 +364,7 @@ impl Cm {
             .map(|connection| connection.id.0)
             .collect();
         for id in lost {
-            self.with(id, |connection, out| connection.lost(now, out));
+            self.update(id, |connection, out| connection.peer_gone(now, out));
         }
     }
 
@@ -414,12 +414,12 @@ impl Cm {
         run: impl FnOnce(&mut Connection, &mut Out) -> bool,
     ) -> Result<(), CmError> {
         self.owned(id).ok_or(CmError::Unknown)?;
-        let done = self.with(id.0, run);
+        let done = self.update(id.0, run);
         done.filter(|&done| done).map(drop).ok_or(CmError::State)
     }
 
     /// Does something with a connection, and then what follows from its new state.
-    fn with<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Out) -> T) -> Option<T> {
+    fn update<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Out) -> T) -> Option<T> {
         let connection = self.connections.get_mut(&id)?;
         let (due, live, key) = (connection.deadline, connection.is_live(), connection.peer_key);
         let result = run(connection, &mut self.out);

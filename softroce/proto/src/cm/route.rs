@@ -21,7 +21,7 @@ pub fn route(mad: &Mad) -> Option<Route> {
         Message::Mra(mra) => mra.remote_id,
         Message::Rej(rej) => rej.remote_id,
         Message::Rep(rep) => rep.remote_id,
-        Message::Rtu(plain) | Message::Drep(plain) => plain.remote_id,
+        Message::Rtu(ids_only) | Message::Drep(ids_only) => ids_only.remote_id,
         Message::Dreq(dreq) => dreq.remote_id,
         Message::SidrRep(rep) => rep.request_id,
         Message::Lap(lap) => lap.remote_id,

@@ -8,7 +8,7 @@ use crate::wire::DEFAULT_PKEY;
 use crate::{Instant, Qpn};
 
 /// The answer to a request for a service that nobody offers, or that is refused.
-pub(super) fn refusal(req: &SidrReq, status: SidrStatus) -> Message {
+pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
     Message::SidrRep(SidrRep {
         request_id: req.request_id,
         status,
@@ -21,14 +21,14 @@ pub(super) fn refusal(req: &SidrReq, status: SidrStatus) -> Message {
 
 impl Connection {
     /// Asks.
-    pub(super) fn sidr_ask(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
+    pub(super) fn send_sidr_req(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
         let message = Message::SidrReq(SidrReq {
             request_id: self.id.0,
             pkey: DEFAULT_PKEY,
             service: self.service,
             private_data: private_data.to_vec(),
         });
-        self.ask(now, &message, out);
+        self.send_request(now, &message, out);
     }
 
     /// Answers; false when there is nothing to answer.
@@ -44,7 +44,7 @@ impl Connection {
             qkey: reply.qkey,
             private_data: reply.private_data.clone(),
         });
-        self.linger(now, &message, out);
+        self.reply_and_linger(now, &message, out);
         true
     }
 

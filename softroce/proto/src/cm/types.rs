@@ -84,7 +84,7 @@ pub struct Request {
     pub response_timeout: u8,
     /// How often it does, 0 to 15.
     pub max_retries: u8,
-    /// At most [`room::REQUEST`](super::room::REQUEST) bytes for the peer.
+    /// At most [`private_data_len::REQ`](super::private_data_len::REQ) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -135,7 +135,7 @@ pub struct Accept {
     pub rnr_retry_count: u8,
     /// Our queue pair has a shared receive queue.
     pub srq: bool,
-    /// At most [`room::REPLY`](super::room::REPLY) bytes for the peer.
+    /// At most [`private_data_len::REP`](super::private_data_len::REP) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -150,7 +150,7 @@ pub struct SidrRequest {
     pub response_timeout: u8,
     /// How often it is sent again, 0 to 15.
     pub max_retries: u8,
-    /// At most [`room::SIDR_REQUEST`](super::room::SIDR_REQUEST) bytes for the peer.
+    /// At most [`private_data_len::SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -176,7 +176,7 @@ pub struct SidrReply {
     pub qpn: Qpn,
     /// Its Q_Key.
     pub qkey: u32,
-    /// At most [`room::SIDR_REPLY`](super::room::SIDR_REPLY) bytes for the peer.
+    /// At most [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -243,7 +243,7 @@ pub struct PeerRequest {
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// What it says: always [`room::REQUEST`](super::room::REQUEST) bytes, padded with zeros.
+    /// What it says: always [`private_data_len::REQ`](super::private_data_len::REQ) bytes, padded with zeros.
     pub private_data: Vec<u8>,
 }
 
@@ -262,7 +262,7 @@ pub struct PeerReply {
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// What it says: always [`room::REPLY`](super::room::REPLY) bytes.
+    /// What it says: always [`private_data_len::REP`](super::private_data_len::REP) bytes.
     pub private_data: Vec<u8>,
 }
 
@@ -289,7 +289,7 @@ pub enum CmEvent {
     Established {
         /// Which connection.
         id: ConnectionId,
-        /// What it says: always [`room::READY`](super::room::READY) bytes.
+        /// What it says: always [`private_data_len::RTU`](super::private_data_len::RTU) bytes.
         private_data: Vec<u8>,
     },
     /// The peer, or its manager, has said no.
@@ -298,7 +298,7 @@ pub enum CmEvent {
         id: ConnectionId,
         /// Why.
         reason: RejectReason,
-        /// What it says: always [`room::REJECT`](super::room::REJECT) bytes.
+        /// What it says: always [`private_data_len::REJ`](super::private_data_len::REJ) bytes.
         private_data: Vec<u8>,
     },
     /// No answer came, however often it was asked.
@@ -326,14 +326,14 @@ pub enum CmEvent {
         peer: IpAddr,
         /// What it asks for.
         service: ServiceId,
-        /// What it says: always [`room::SIDR_REQUEST`](super::room::SIDR_REQUEST) bytes.
+        /// What it says: always [`private_data_len::SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes.
         private_data: Vec<u8>,
     },
     /// The answer to our own.
     SidrReply {
         /// The exchange, which is over with it.
         id: ConnectionId,
-        /// The answer; its private data are always [`room::SIDR_REPLY`](super::room::SIDR_REPLY) bytes.
+        /// The answer; its private data are always [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes.
         reply: Box<SidrReply>,
     },
 }

@@ -10,24 +10,24 @@ pub struct EndpointConfig {
     /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
     pub window: u32,
     /// The same of a queue pair whose packets go by a lane, which loses nothing: bounded by the slots that the lane has, as what refers to memory keeps its slot until it has been copied.
-    pub lane_window: u32,
+    pub shm_window: u32,
     /// The port's MTU: the most that a datagram (UD) carries.
     pub mtu: Mtu,
     /// The most payload of a packet on a lane in bytes, at both ends; 256 KiB unless it is a test.
-    pub lane_mtu: usize,
+    pub shm_mtu: usize,
     /// A payload of more bytes is referred to by its packet on a lane; a shorter one goes with it.
-    pub lane_inline: usize,
+    pub shm_inline_threshold: usize,
 }
 
 impl EndpointConfig {
     /// The window of the Linux kernel's rxe.
     pub const DEFAULT_WINDOW: u32 = 128;
     /// Seven eighths of the 512 slots of a lane: the rest are for what other queue pairs say meanwhile.
-    pub const LANE_WINDOW: u32 = 448;
+    pub const SHM_WINDOW: u32 = 448;
     /// The most payload of a packet on a lane in bytes. Both ends know it; it is no part of what they agree on.
     pub const LANE_MTU: usize = 256 << 10;
     /// Up to here, copying twice costs less than referring.
-    pub const LANE_INLINE: usize = 1024;
+    pub const SHM_INLINE_THRESHOLD: usize = 1024;
     pub(super) const MAX_WINDOW: u32 = 1 << 22;
 }
 
@@ -36,10 +36,10 @@ impl Default for EndpointConfig {
         Self {
             seed: 0,
             window: Self::DEFAULT_WINDOW,
-            lane_window: Self::LANE_WINDOW,
+            shm_window: Self::SHM_WINDOW,
             mtu: Mtu::Mtu4096,
-            lane_mtu: Self::LANE_MTU,
-            lane_inline: Self::LANE_INLINE,
+            shm_mtu: Self::LANE_MTU,
+            shm_inline_threshold: Self::SHM_INLINE_THRESHOLD,
         }
     }
 }

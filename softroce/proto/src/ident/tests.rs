@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
-use super::{AHEAD, BEHIND, FOLLOWS, IdentTracker, MAX_SEGMENTS, SETS, Source, Verdict, WAYS};
+use super::{AddressPair, IdentTracker, MAX_AHEAD, MAX_BEHIND, MAX_CANDIDATE_GAP, MAX_SEGMENTS, SETS, Verdict, WAYS};
 use crate::icrc::Flow;
 use crate::{Datagram, Ident, Instant};
 
@@ -109,7 +109,11 @@ fn a_counting_source_loses_nothing() {
                     1..10 => Duration::from_micros(rng.below(5000)),
                     _ => Duration::from_nanos(rng.below(3000)),
                 };
-            let lost = if rng.below(20) == 0 { rng.below(AHEAD - 1) } else { 0 };
+            let lost = if rng.below(20) == 0 {
+                rng.below(MAX_AHEAD - 1)
+            } else {
+                0
+            };
             for _ in 0..lost {
                 counter.next(now, &mut rng);
             }
@@ -126,7 +130,7 @@ fn a_counting_source_loses_nothing() {
 #[test]
 fn late_packets_of_a_counting_source_are_accepted() {
     let mut tracker = IdentTracker::default();
-    for ident in [1000, 1003, 1001, 1002, 1003, 1004, 1004 - BEHIND] {
+    for ident in [1000, 1003, 1001, 1002, 1003, 1004, 1004 - MAX_BEHIND] {
         assert_eq!(
             check(&mut tracker, Instant::ZERO, peer(1), ident, 0),
             Verdict::Valid,
@@ -134,7 +138,7 @@ fn late_packets_of_a_counting_source_are_accepted() {
         );
     }
     assert_eq!(
-        check(&mut tracker, Instant::ZERO, peer(1), 1004 - BEHIND - 1, 0),
+        check(&mut tracker, Instant::ZERO, peer(1), 1004 - MAX_BEHIND - 1, 0),
         Verdict::Unproven
     );
 }
@@ -149,7 +153,7 @@ fn a_jump_costs_one_packet() {
     assert_eq!(at(30_000, 0), Verdict::Unproven);
     assert_eq!(at(30_000, 0), Verdict::Unproven, "a duplicate proves nothing");
     assert_eq!(
-        at(30_000 + FOLLOWS as u16 + 1, 0),
+        at(30_000 + MAX_CANDIDATE_GAP as u16 + 1, 0),
         Verdict::Unproven,
         "too far after it"
     );
@@ -176,13 +180,13 @@ fn an_exact_source_may_become_a_counting_one_and_back() {
 /// The counts in the module's text, over all Identifications.
 #[test]
 fn as_many_identifications_are_plausible_as_documented() {
-    let plausible = |source: &Source, now| {
+    let plausible = |source: &AddressPair, now| {
         (0..=u16::MAX)
-            .filter(|&ident| source.clone().judge(ident, 3, now) == Verdict::Valid)
+            .filter(|&ident| source.clone().evaluate(ident, 3, now) == Verdict::Valid)
             .count()
     };
-    let exact = Source::new(1, 0, 3, Instant::ZERO);
-    let counting = Source::new(1, 20_000, 3, Instant::ZERO);
+    let exact = AddressPair::new(1, 0, 3, Instant::ZERO);
+    let counting = AddressPair::new(1, 20_000, 3, Instant::ZERO);
     let second = Instant(1_000_000_000);
     assert_eq!(plausible(&exact, Instant::ZERO), 128);
     assert_eq!(plausible(&exact, second), 128);
@@ -235,7 +239,7 @@ fn damage_is_refused() {
 
 /// Strangers, one packet each, fill the table, but the places of proven sources last.
 #[test]
-fn strangers_do_not_push_out_who_is_proven() {
+fn unproven_sources_do_not_evict_proven_ones() {
     let mut tracker = IdentTracker::default();
     for ident in 1000..1002 {
         assert_eq!(check(&mut tracker, Instant::ZERO, peer(1), ident, 0), Verdict::Valid);

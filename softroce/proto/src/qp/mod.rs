@@ -1,13 +1,13 @@
 //! Queue pairs: the state machine that holds a requester and a responder together (IBTA vol 1, 10.3).
 
 mod attributes;
-pub(crate) mod parts;
+mod fast_path;
+pub(crate) mod packet;
 pub(crate) mod receive_queue;
 mod requester;
 mod responder;
 mod send_queue;
 mod sges;
-mod short;
 mod transitions;
 mod unreliable;
 
@@ -17,9 +17,9 @@ pub use attributes::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, Remo
 
 use crate::memory::{Memory, PdId, Via};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Written};
+use crate::qp::packet::{InboundPacket, PacketLens};
 use crate::qp::requester::Requester;
-use crate::qp::responder::{Refused, Responder};
+use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, Transport};
 use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
@@ -34,9 +34,9 @@ struct Connection {
     /// The most payload of a packet in bytes: the path MTU, or what a lane takes.
     mtu: usize,
     /// Its packets take this lane.
-    lane: Option<LaneId>,
+    shm_link: Option<LaneId>,
     /// A longer payload is referred to by a lane's packet.
-    lane_inline: usize,
+    shm_inline_threshold: usize,
 }
 
 impl Connection {
@@ -64,7 +64,7 @@ pub(crate) struct QueuePair {
     set: Modify,
     connection: Connection,
     /// The most payload of a packet on a lane.
-    lane_mtu: usize,
+    shm_mtu: usize,
     /// PSNs unacknowledged at most, over UDP and by a lane.
     windows: (u32, u32),
     requester: Requester,
@@ -73,7 +73,7 @@ pub(crate) struct QueuePair {
     established: bool,
     /// In SQD: requests that had begun are still going on.
     draining: bool,
-    turn: Turn,
+    burst: BurstState,
     /// UD: where the datagram written last goes.
     datagram_path: Option<Path>,
 }
@@ -81,10 +81,10 @@ pub(crate) struct QueuePair {
 /// Whose packets go first in a burst: answers, unless they have had the whole burst before. But acknowledgements let requests go first, unless they
 /// waited for the whole burst before: whoever answers a message with one of his own has both leave together, the longer one first, as one GSO run.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct BurstState {
     requests_first: bool,
     requests_sent: bool,
-    acknowledgements_waited: bool,
+    acks_deferred: bool,
 }
 
 impl QueuePair {
@@ -104,16 +104,16 @@ impl QueuePair {
                 qpn,
                 peer: Qpn::new(0),
                 mtu: mtu.bytes(),
-                lane: None,
-                lane_inline: config.lane_inline,
+                shm_link: None,
+                shm_inline_threshold: config.shm_inline_threshold,
             },
-            lane_mtu: config.lane_mtu,
-            windows: (config.window, config.lane_window),
+            shm_mtu: config.shm_mtu,
+            windows: (config.window, config.shm_window),
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
             draining: false,
-            turn: Turn::default(),
+            burst: BurstState::default(),
             datagram_path: None,
         }
     }
@@ -160,7 +160,7 @@ impl QueuePair {
     }
 
     /// Whether these are the two ends of its path; UD takes packets from anywhere.
-    pub(crate) fn is_between(&self, local: IpAddr, remote: IpAddr) -> bool {
+    pub(crate) fn matches_path(&self, local: IpAddr, remote: IpAddr) -> bool {
         if self.init.transport == Transport::Ud {
             return true;
         }
@@ -170,15 +170,15 @@ impl QueuePair {
     }
 
     /// Whether packets for it come by this lane; UD takes packets from anywhere.
-    pub(crate) fn is_on(&self, lane: LaneId) -> bool {
-        self.init.transport == Transport::Ud || self.connection.lane == Some(lane)
+    pub(crate) fn is_on_shm_link(&self, lane: LaneId) -> bool {
+        self.init.transport == Transport::Ud || self.connection.shm_link == Some(lane)
     }
 
     /// The lane that what it has to send next takes, if that is to take one.
-    pub(crate) fn next_lane(&self) -> Option<LaneId> {
+    pub(crate) fn next_shm_link(&self) -> Option<LaneId> {
         match self.init.transport {
             Transport::Ud => self.requester.next_destination().and_then(|to| to.path.lane),
-            Transport::Rc | Transport::Uc => self.connection.lane,
+            Transport::Rc | Transport::Uc => self.connection.shm_link,
         }
     }
 
@@ -193,8 +193,8 @@ impl QueuePair {
     }
 
     /// Whether all it has to send is acknowledgements.
-    pub(crate) fn only_acknowledges(&self) -> bool {
-        self.responder.acknowledges() && !self.requester.has_more()
+    pub(crate) fn has_only_acks(&self) -> bool {
+        self.responder.has_only_ack() && !self.requester.has_more()
     }
 
     /// Whether there is something to send, now or when what it waits for has come.
@@ -219,7 +219,7 @@ impl QueuePair {
             State::Err if from == State::Err => return Ok(()),
             State::Err => {
                 self.enter_error(out);
-                self.responder.silence();
+                self.responder.clear_replies();
                 return Ok(());
             }
             _ => {}
@@ -228,14 +228,14 @@ impl QueuePair {
         self.requester.configure(now, &self.set);
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
-        self.connection.lane = self.set.path.and_then(|path| path.lane);
-        self.connection.mtu = match (self.connection.lane, self.set.path_mtu) {
-            (Some(_), _) => self.lane_mtu,
+        self.connection.shm_link = self.set.path.and_then(|path| path.lane);
+        self.connection.mtu = match (self.connection.shm_link, self.set.path_mtu) {
+            (Some(_), _) => self.shm_mtu,
             (None, Some(mtu)) => mtu.bytes(),
             (None, None) => self.connection.mtu,
         };
-        let (window, lane_window) = self.windows;
-        let window = self.connection.lane.map_or(window, |_| lane_window);
+        let (window, shm_window) = self.windows;
+        let window = self.connection.shm_link.map_or(window, |_| shm_window);
         self.requester.set_window(window);
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
@@ -245,7 +245,7 @@ impl QueuePair {
             }
             (State::Rts, State::Sqd) => {
                 self.draining = true;
-                self.requester.ask();
+                self.requester.request_ack();
             }
             (State::Sqd, State::Rts) => self.draining = false,
             _ => {}
@@ -256,10 +256,10 @@ impl QueuePair {
     }
 
     fn reset(&mut self, out: &mut Outbox) {
-        self.withdraw(out);
+        self.revoke_refs(out);
         self.state = State::Reset;
         self.set = Modify::default();
-        self.connection.lane = None;
+        self.connection.shm_link = None;
         self.requester.reset();
         self.responder.reset();
         self.established = false;
@@ -267,9 +267,9 @@ impl QueuePair {
     }
 
     /// Nothing that its packets on a lane refer to is to be read any more.
-    pub(crate) fn withdraw(&self, out: &mut Outbox) {
-        if self.connection.lane.is_some() {
-            out.withdrawn.push_back(self.connection.qpn);
+    pub(crate) fn revoke_refs(&self, out: &mut Outbox) {
+        if self.connection.shm_link.is_some() {
+            out.revoked.push_back(self.connection.qpn);
         }
     }
 
@@ -278,7 +278,7 @@ impl QueuePair {
         let fresh = self.state != State::Err;
         self.state = State::Err;
         self.draining = false;
-        self.withdraw(out);
+        self.revoke_refs(out);
         self.requester.flush(&self.connection, out);
         self.responder.flush(&self.connection, out);
         // What it held is complete now, and it takes nothing more (IBTA vol 1, 11.6.3: last WQE reached).
@@ -291,14 +291,14 @@ impl QueuePair {
     fn fail(&mut self, status: Status, out: &mut Outbox) {
         self.requester.fail(status, &self.connection, out);
         self.enter_error(out);
-        self.responder.silence();
+        self.responder.clear_replies();
     }
 
     /// A request of the peer's ends the connection (IBTA vol 1, 9.9.3: responder class C errors).
-    fn refuse(&mut self, refused: Refused, out: &mut Outbox) {
-        self.responder.refuse(refused.nak, out);
-        if !refused.reported {
-            out.event(match refused.nak {
+    fn fail_with_nak(&mut self, fatal: FatalNak, out: &mut Outbox) {
+        self.responder.queue_fatal_nak(fatal.nak, out);
+        if !fatal.reported {
+            out.event(match fatal.nak {
                 Nak::RemoteAccess => AsyncEvent::QpAccessError(self.connection.qpn),
                 _ => AsyncEvent::QpRequestError(self.connection.qpn),
             });
@@ -332,7 +332,7 @@ impl QueuePair {
     }
 
     /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a `datagram`, would take a request after `ahead` others.
-    pub(crate) fn would_take(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
         if self.state < State::Rts {
             return Err(PostError::State);
         }
@@ -344,7 +344,7 @@ impl QueuePair {
         if !offered {
             return Err(PostError::Invalid);
         }
-        self.requester.would_take(request, ahead)
+        self.requester.check_post(request, ahead)
     }
 
     pub(crate) fn post_receive(&mut self, request: &ReceiveRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
@@ -367,7 +367,7 @@ impl QueuePair {
     pub(crate) fn handle<M: Memory>(
         &mut self,
         now: Instant,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         ends: (IpAddr, IpAddr),
         memory: &mut M,
         out: &mut Outbox,
@@ -380,11 +380,11 @@ impl QueuePair {
     }
 
     /// Whether it makes a difference to [`handle`](Self::handle) what the time is.
-    pub(crate) fn asks_for_time(&self, packet: &Arrival<'_>) -> bool {
-        packet.bth.opcode.is_response() && !self.requester.is_last_answer(packet)
+    pub(crate) fn needs_time(&self, packet: &InboundPacket<'_>) -> bool {
+        packet.bth.opcode.is_response() && !self.requester.is_final_ack(packet)
     }
 
-    fn handle_packet<M: Memory>(&mut self, now: Instant, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {
+    fn handle_packet<M: Memory>(&mut self, now: Instant, packet: &InboundPacket<'_>, memory: &mut M, out: &mut Outbox) {
         if packet.bth.opcode.is_response() {
             // In RTR nothing was asked yet.
             if self.state != State::Rtr
@@ -403,7 +403,7 @@ impl QueuePair {
                 out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
             }
             Ok(_) => {}
-            Err(refused) => self.refuse(refused, out),
+            Err(fatal) => self.fail_with_nak(fatal, out),
         }
     }
 
@@ -414,11 +414,11 @@ impl QueuePair {
     }
 
     /// A burst of this queue pair's packets ends; `cut` short by its length, or because there was nothing more.
-    pub(crate) fn end_turn(&mut self, cut: bool) {
-        self.turn = Turn {
-            requests_first: cut && !self.turn.requests_sent,
+    pub(crate) fn end_burst(&mut self, cut: bool) {
+        self.burst = BurstState {
+            requests_first: cut && !self.burst.requests_sent,
             requests_sent: false,
-            acknowledgements_waited: cut && self.responder.acknowledges(),
+            acks_deferred: cut && self.responder.has_only_ack(),
         };
     }
 
@@ -429,12 +429,12 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<Written> {
+    ) -> Option<PacketLens> {
         // After a request an acknowledgement may be the last segment of its GSO run. A lane has no runs, and there the peer hears first that its message came and
         // then the answer, as from an adapter.
-        let in_order = self.connection.lane.is_some() || self.init.acknowledges_first;
-        let yields = !in_order && self.responder.acknowledges() && !self.turn.acknowledgements_waited;
-        if self.turn.requests_first || yields {
+        let in_order = self.connection.shm_link.is_some() || self.init.acknowledges_first;
+        let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
+        if self.burst.requests_first || defer_acks {
             self.transmit_request(now, memory, buf, out)
                 .or_else(|| self.transmit_reply(memory, buf, out))
         } else {
@@ -451,13 +451,13 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        let ordinary =
-            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.lane.is_none();
-        if !ordinary || self.responder.has_replies() {
+        let eligible =
+            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.shm_link.is_none();
+        if !eligible || self.responder.has_replies() {
             return None;
         }
         let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;
-        self.turn.requests_sent = true;
+        self.burst.requests_sent = true;
         Some(len)
     }
 
@@ -467,7 +467,7 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<Written> {
+    ) -> Option<PacketLens> {
         if self.init.transport != Transport::Rc {
             return self.transmit_unreliable(memory, buf, out);
         }
@@ -481,7 +481,7 @@ impl QueuePair {
             .transmit(now, &self.connection, draining, memory, buf, out)
         {
             Ok(written) => {
-                self.turn.requests_sent |= written.is_some();
+                self.burst.requests_sent |= written.is_some();
                 written
             }
             Err(status) => {
@@ -491,11 +491,11 @@ impl QueuePair {
         }
     }
 
-    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<Written> {
+    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<PacketLens> {
         match self.responder.transmit(&self.connection, memory, buf) {
             Ok(written) => written,
-            Err(refused) => {
-                self.refuse(refused, out);
+            Err(fatal) => {
+                self.fail_with_nak(fatal, out);
                 self.responder.transmit(&self.connection, memory, buf).ok().flatten()
             }
         }

@@ -10,7 +10,7 @@ use crate::work::{PostError, ReceiveRequest};
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
     /// The room in bytes.
-    pub(crate) room: u64,
+    pub(crate) capacity: u64,
     elements: u32,
 }
 
@@ -32,17 +32,17 @@ impl ReceiveQueue {
         let max_sge = max_sge as usize;
         let empty = Receive {
             wr_id: 0,
-            room: 0,
+            capacity: 0,
             elements: 0,
         };
-        let nowhere = Sge {
+        let empty_sge = Sge {
             addr: 0,
             len: 0,
             lkey: LKey(0),
         };
         Self {
             receives: vec![empty; slots].into_boxed_slice(),
-            sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            sges: vec![empty_sge; slots * max_sge].into_boxed_slice(),
             limit: u64::from(max_wr),
             max_sge,
             head: 0,
@@ -78,7 +78,7 @@ impl ReceiveQueue {
         self.sges[start..start + request.sges.len()].copy_from_slice(request.sges);
         self.receives[slot] = Receive {
             wr_id: request.wr_id,
-            room: sges::total(request.sges),
+            capacity: sges::total(request.sges),
             elements: request.sges.len() as u32,
         };
         self.tail += 1;

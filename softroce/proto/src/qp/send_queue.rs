@@ -96,14 +96,14 @@ impl SendQueue {
     pub(crate) fn new(init: &QpInit) -> Self {
         let slots = (init.max_send_wr.max(1) as usize).next_power_of_two();
         let (max_sge, max_inline) = (init.max_send_sge as usize, init.max_inline as usize);
-        let nowhere = Sge {
+        let empty_sge = Sge {
             addr: 0,
             len: 0,
             lkey: LKey(0),
         };
         Self {
             wqes: vec![Wqe::EMPTY; slots].into_boxed_slice(),
-            sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            sges: vec![empty_sge; slots * max_sge].into_boxed_slice(),
             destinations: vec![None; if init.transport == Transport::Ud { slots } else { 0 }].into_boxed_slice(),
             inline: vec![0; slots * max_inline].into_boxed_slice(),
             limit: u64::from(init.max_send_wr),
@@ -174,7 +174,7 @@ impl SendQueue {
     }
 
     /// Whether [`post`](Self::post) would take a request after `ahead` others.
-    pub(crate) fn would_take(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
         self.check(request)?;
         if self.tail - self.head + u64::from(ahead) >= self.limit {
             return Err(PostError::Full);

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use crate::LKey;
 use crate::memory::{AccessError, CopyError, Memory, PdId, Sge};
-use crate::qp::parts::Source;
+use crate::qp::packet::PayloadSource;
 
 /// A piece of a message: where it is in memory, and which bytes of the part asked for it holds.
 struct Piece {
@@ -60,7 +60,7 @@ pub(crate) fn gather<M: Memory>(
 }
 
 /// Has the packet being written refer to the `len` bytes at `offset` of the message; the list holds them.
-pub(crate) fn refer<M: Memory>(
+pub(crate) fn add_refs<M: Memory>(
     memory: &mut M,
     pd: PdId,
     sges: &[Sge],
@@ -85,12 +85,12 @@ pub(crate) fn scatter<M: Memory>(
     pd: PdId,
     sges: &[Sge],
     offset: u64,
-    src: Source<'_>,
+    src: PayloadSource<'_>,
 ) -> Result<(), CopyError> {
     for piece in pieces(sges, offset, src.len()) {
-        match src.part(piece.range) {
-            Source::Bytes(bytes) => memory.scatter(pd, piece.lkey, piece.addr, bytes)?,
-            Source::Referred { offset, len } => {
+        match src.slice(piece.range) {
+            PayloadSource::Bytes(bytes) => memory.scatter(pd, piece.lkey, piece.addr, bytes)?,
+            PayloadSource::ByRef { offset, len } => {
                 memory.scatter_referred(pd, piece.lkey, piece.addr, offset..offset + len)?;
             }
         }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn no_way_round_the_address_space() {
+    fn addresses_saturate_at_the_end_of_the_address_space() {
         assert_eq!(list(&[sge(u64::MAX - 3, 100)], 50, 8), [(u64::MAX, 0..8)]);
     }
 }

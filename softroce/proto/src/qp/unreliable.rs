@@ -8,8 +8,8 @@ use crate::AsyncEvent;
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::State;
-use crate::qp::parts::{Arrival, Written};
-use crate::qp::responder::Broken;
+use crate::qp::packet::{InboundPacket, PacketLens};
+use crate::qp::responder::LocalFault;
 use crate::wire::Transport;
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
@@ -46,21 +46,26 @@ impl QueuePair {
     }
 
     /// Takes a packet that is whole, from the peer and for this UC queue pair, which [`receives`](Self::receives).
-    pub(super) fn handle_unreliable<M: Memory>(&mut self, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {
+    pub(super) fn handle_unreliable<M: Memory>(
+        &mut self,
+        packet: &InboundPacket<'_>,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
         match self.responder.handle_unreliable(packet, &self.connection, memory, out) {
             Ok(true) if !self.established => {
                 self.established = true;
                 out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
             }
             Ok(_) => {}
-            Err(Broken) => self.enter_error(out),
+            Err(LocalFault) => self.enter_error(out),
         }
     }
 
     /// Takes a packet that is whole, from anybody (`ends` are its source and destination) and for this UD queue pair, which [`receives`](Self::receives).
     pub(super) fn handle_datagram<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         ends: (IpAddr, IpAddr),
         memory: &mut M,
         out: &mut Outbox,
@@ -69,7 +74,7 @@ impl QueuePair {
         let handled = self
             .responder
             .handle_datagram(packet, ends, qkey, &self.connection, memory, out);
-        if handled == Err(Broken) {
+        if handled == Err(LocalFault) {
             self.enter_error(out);
         }
     }
@@ -80,7 +85,7 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<Written> {
+    ) -> Option<PacketLens> {
         let draining = match self.state {
             State::Rts => false,
             State::Sqd => true,
@@ -103,7 +108,7 @@ impl QueuePair {
         };
         match written {
             Ok(written) => {
-                self.turn.requests_sent |= written.is_some();
+                self.burst.requests_sent |= written.is_some();
                 self.check_drained(out);
                 written
             }

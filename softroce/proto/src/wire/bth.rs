@@ -67,7 +67,7 @@ impl Bth {
     }
 
     /// Has a packet that was written ask for an acknowledgement.
-    pub(crate) fn ask(packet: &mut [u8]) {
+    pub(crate) fn set_ack_req(packet: &mut [u8]) {
         if let Some(header) = packet.first_chunk_mut::<{ Self::LEN }>() {
             header[8] |= 0x80;
         }

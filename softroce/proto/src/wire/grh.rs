@@ -50,7 +50,7 @@ pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] 
 }
 
 /// Source and destination of such a header: IPv4 where there is one with a right checksum behind 20 bytes, IPv6 else; `None` when it is neither.
-pub fn ip_header_ends(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
+pub fn ip_header_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let ip = &grh[GRH_LEN - IPV4_HEADER..];
     if ip[0] == 0x45 && checksum(ip) == 0 {
         let address = |at: usize| IpAddr::from([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]);
@@ -86,10 +86,10 @@ mod tests {
         assert_eq!(checksum(&grh[20..]), 0);
         assert_ne!(grh[30..32], [0, 0]);
         let ends = ("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap());
-        assert_eq!(ip_header_ends(&grh), Some(ends));
+        assert_eq!(ip_header_addresses(&grh), Some(ends));
         let mut wrong = grh;
         wrong[30] ^= 1;
-        assert_eq!(ip_header_ends(&wrong), None);
+        assert_eq!(ip_header_addresses(&wrong), None);
     }
 
     #[test]
@@ -99,6 +99,6 @@ mod tests {
         assert_eq!((grh[8], grh[9], grh[23]), (0xfd, 0x09, 2));
         assert_eq!((grh[24], grh[25], grh[39]), (0xfd, 0x09, 1));
         let ends = ("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap());
-        assert_eq!(ip_header_ends(&grh), Some(ends));
+        assert_eq!(ip_header_addresses(&grh), Some(ends));
     }
 }

@@ -138,7 +138,7 @@ fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_parsed((bth, extension) in headers(), body in prop::collection::vec(any::<u8>(), 0..300), spare in 0usize..9) {
+    fn write_and_parse_are_inverse((bth, extension) in headers(), body in prop::collection::vec(any::<u8>(), 0..300), spare in 0usize..9) {
         let payload = if bth.opcode.has_payload() { &body[..] } else { &[] };
         let len = packet_len(bth.opcode, payload.len());
         let mut buf = vec![0xee; len + spare];
@@ -242,7 +242,7 @@ fn acknowledgements_and_atomics_byte_by_byte() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn parse_errors_name_the_fault() {
     let mut buf = [0; 64];
     let bth = Bth::new(Opcode::RcSendOnly, Qpn::new(7), Psn::new(9));
     let good = {

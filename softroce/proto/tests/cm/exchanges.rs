@@ -1,6 +1,6 @@
 //! One exchange after another, as the standard has them, and with one message lost.
 
-use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectionId, RejectReason, Request, room};
+use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectionId, RejectReason, Request, private_data_len};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
@@ -73,7 +73,7 @@ fn three_messages_connect() {
         (request.retry_count, request.rnr_retry_count, request.transport),
         (3, 2, Transport::Uc)
     );
-    assert_eq!(request.private_data, [7; room::REQUEST]);
+    assert_eq!(request.private_data, [7; private_data_len::REQ]);
     assert!(private_data.starts_with(b"ready\0"));
     let [CmEvent::Reply { id, reply }] = &net.events[0][..] else {
         panic!("{:?}", net.events[0]);
@@ -83,7 +83,7 @@ fn three_messages_connect() {
         (reply.responder_resources, reply.initiator_depth, reply.rnr_retry_count),
         (4, 3, 6)
     );
-    assert_eq!(reply.private_data, [8; room::REPLY]);
+    assert_eq!(reply.private_data, [8; private_data_len::REP]);
 
     // Each end's queue pair is connected to the other's, and begins with the PSN that the other expects.
     let [active, passive] = [
@@ -288,7 +288,7 @@ fn refused_without_an_owner() {
 
 /// The peer is told that its request was received when it asks again, and waits as long as it takes.
 #[test]
-fn an_owner_takes_its_time() {
+fn mra_extends_the_timeout() {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     net.connect(0x11);
@@ -324,7 +324,7 @@ fn an_owner_takes_its_time() {
 
 /// Data came before the RTU: the queue pair has shown that the peer is connected.
 #[test]
-fn the_queue_pair_knows_first() {
+fn notify_establishes_without_rtu() {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     net.connect(0x11);
@@ -345,7 +345,7 @@ fn the_queue_pair_knows_first() {
 }
 
 #[test]
-fn nobody_answers() {
+fn unanswered_request_is_retried_then_unreachable() {
     let mut net = Net::new();
     let id = net.connect(0x11);
     net.run_with(|_, _| Fate::Lost, |_, _, _, _| {});
@@ -385,7 +385,7 @@ fn a_stale_connection() {
 
 /// A process of the peer's address is gone: what was connected to it is over, and nothing else.
 #[test]
-fn a_process_is_gone() {
+fn peer_process_gone() {
     let (mut net, ours, theirs) = connected();
     let now = net.now;
     net.cms[0].handle_lost(now, address(1), 7);

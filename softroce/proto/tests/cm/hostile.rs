@@ -54,7 +54,7 @@ fn any_mad() -> impl Strategy<Value = Mad> {
 
 proptest! {
     #[test]
-    fn anything_may_come(mads in prop::collection::vec((any_mad(), 0_usize..2, 0_u64..3), 0..200)) {
+    fn arbitrary_mads(mads in prop::collection::vec((any_mad(), 0_usize..2, 0_u64..3), 0..200)) {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         net.connect(0x11);

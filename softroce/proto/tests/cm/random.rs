@@ -44,7 +44,7 @@ fn end(events: &[CmEvent], side: usize) -> Option<End> {
 proptest! {
     /// As long as fewer messages are lost than go again, a connection comes about, once, and goes at both ends when either disconnects.
     #[test]
-    fn with_some_losses_it_connects(fates in fates(), who in 0_usize..2, accepts in any::<bool>()) {
+    fn connects_despite_some_losses(fates in fates(), who in 0_usize..2, accepts in any::<bool>()) {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         let id = net.connect(0x11);
@@ -88,7 +88,7 @@ proptest! {
 
     /// The network fails for good at some message, in one direction or both. Nothing waits for ever; nobody believes in a connection that the active side has not made.
     #[test]
-    fn whatever_is_lost_it_ends(fates in fates(), fails_after in 0_usize..8, dead in 1_u8..4) {
+    fn connection_ends_despite_losses(fates in fates(), fails_after in 0_usize..8, dead in 1_u8..4) {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         net.connect(0x11);

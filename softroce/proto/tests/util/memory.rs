@@ -58,11 +58,11 @@ pub(crate) struct Regions {
     /// The key of each binding and invalidation that was carried out.
     pub(crate) log: Vec<RKey>,
     /// What the packet being written refers to, as it is now.
-    referred: Vec<u8>,
+    by_ref: Vec<u8>,
     /// The payload of the lane's packet at hand; `None` when it cannot be had.
     arrived: Option<Vec<u8>>,
     /// The payload of the next packet but so many cannot be had.
-    pub(crate) gone_after: Option<usize>,
+    pub(crate) unreadable_after: Option<usize>,
 }
 
 const KEY: u32 = 0x5000;
@@ -83,21 +83,21 @@ impl Regions {
             regions: Vec::new(),
             windows: Vec::new(),
             log: Vec::new(),
-            referred: Vec::new(),
+            by_ref: Vec::new(),
             arrived: None,
-            gone_after: None,
+            unreadable_after: None,
         }
     }
 
     /// What the packet that was written refers to.
-    pub(crate) fn take_referred(&mut self) -> Vec<u8> {
-        mem::take(&mut self.referred)
+    pub(crate) fn take_by_ref(&mut self) -> Vec<u8> {
+        mem::take(&mut self.by_ref)
     }
 
     /// The packet handed to the engine next is a lane's, with this payload.
     pub(crate) fn arrive(&mut self, payload: &[u8]) {
-        let gone = self.gone_after == Some(0);
-        self.gone_after = self.gone_after.and_then(|after| after.checked_sub(1));
+        let gone = self.unreadable_after == Some(0);
+        self.unreadable_after = self.unreadable_after.and_then(|after| after.checked_sub(1));
         self.arrived = (!gone).then(|| payload.to_vec());
     }
 
@@ -290,14 +290,14 @@ impl Memory for Regions {
     fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let mut bytes = vec![0; sge.len as usize];
         self.gather(pd, sge.lkey, sge.addr, &mut bytes)?;
-        self.referred.append(&mut bytes);
+        self.by_ref.append(&mut bytes);
         Ok(())
     }
 
     fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let mut bytes = vec![0; len as usize];
         self.remote_read(via, rkey, addr, &mut bytes)?;
-        self.referred.append(&mut bytes);
+        self.by_ref.append(&mut bytes);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 
 pub(crate) mod memory;
-mod sending;
+mod transmit;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -33,12 +33,12 @@ pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
 /// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
-pub(crate) fn lanes() -> bool {
-    module_path!().starts_with("lanes::")
+pub(crate) fn over_shm() -> bool {
+    module_path!().starts_with("shm::")
 }
 
 /// Longer payloads are referred to on a lane.
-pub(crate) const LANE_INLINE: usize = 100;
+pub(crate) const SHM_INLINE: usize = 100;
 
 /// What the wire does to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,10 +103,10 @@ pub(crate) struct Setup {
     /// The second node's queue pairs share a receive queue.
     pub(crate) srq: Option<SrqInit>,
     /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
-    pub(crate) lane_mtu: Option<usize>,
+    pub(crate) shm_mtu: Option<usize>,
     /// Packets from the middle of messages are asked for by the short way first.
-    pub(crate) short_way: bool,
-    pub(crate) acknowledges_first: bool,
+    pub(crate) fast_path: bool,
+    pub(crate) ack_before_requests: bool,
 }
 
 impl Default for Setup {
@@ -132,9 +132,9 @@ impl Default for Setup {
             batch: 64,
             transport: Transport::Rc,
             srq: None,
-            lane_mtu: None,
-            short_way: true,
-            acknowledges_first: false,
+            shm_mtu: None,
+            fast_path: true,
+            ack_before_requests: false,
         }
     }
 }
@@ -150,7 +150,7 @@ pub(crate) struct Pair {
     flight: VecDeque<(usize, Sent)>,
     delivered: usize,
     /// Packets that were received by the short way.
-    pub(crate) shorts: usize,
+    pub(crate) fast_path_hits: usize,
 }
 
 pub(crate) fn qp_init(signal_all: bool) -> QpInit {
@@ -186,23 +186,23 @@ impl Pair {
         } else {
             ["10.9.0.1".parse().unwrap(), "10.9.0.2".parse().unwrap()]
         };
-        if lanes() {
+        if over_shm() {
             addresses[1] = addresses[0];
         }
         let node = |at: usize| {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
                 seed: at as u64 + 1,
                 window: setup.window,
-                lane_window: setup.window,
+                shm_window: setup.window,
                 mtu: setup.mtu,
-                lane_mtu: setup.lane_mtu.unwrap_or(setup.mtu.bytes()),
-                lane_inline: LANE_INLINE,
+                shm_mtu: setup.shm_mtu.unwrap_or(setup.mtu.bytes()),
+                shm_inline_threshold: SHM_INLINE,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq,
-                acknowledges_first: setup.acknowledges_first,
+                acknowledges_first: setup.ack_before_requests,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -223,7 +223,7 @@ impl Pair {
             log: Vec::new(),
             flight: VecDeque::new(),
             delivered: 0,
-            shorts: 0,
+            fast_path_hits: 0,
         };
         pair.enter_rtr();
         pair
@@ -246,7 +246,7 @@ impl Pair {
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq: node.srq,
-                acknowledges_first: setup.acknowledges_first,
+                acknowledges_first: setup.ack_before_requests,
                 ..qp_init(setup.signal_all)
             });
         }
@@ -298,7 +298,7 @@ impl Pair {
                 traffic_class: 0,
                 hop_limit: 64,
                 flow_label: 0,
-                lane: lane_to(1 - at),
+                lane: shm_link_to(1 - at),
             }),
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),
@@ -368,7 +368,7 @@ impl Pair {
                 traffic_class: 3,
                 hop_limit: 9,
                 flow_label: 0,
-                lane: lane_to(1 - at),
+                lane: shm_link_to(1 - at),
             },
             qpn: peer.qpn,
             qkey: QKEY,
@@ -449,22 +449,22 @@ impl Pair {
         let transmit = transmit?;
         assert_eq!(transmit.src, node.address);
         assert!(transmit.qpn == node.qpn || Some(transmit.qpn) == node.second);
-        assert_eq!(transmit.lane, lane_to(1 - at));
+        assert_eq!(transmit.lane, shm_link_to(1 - at));
         let mut bytes = buf[..transmit.len].to_vec();
-        let referred = node.memory.take_referred();
-        if lanes() {
+        let referred = node.memory.take_by_ref();
+        if over_shm() {
             bytes = on_the_wire(&transmit, &bytes, referred);
         }
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
         let sent = Sent { from: at, bytes };
-        assert!(sent.packet().payload.len() <= self.setup.lane_mtu.unwrap_or(self.setup.mtu.bytes()));
+        assert!(sent.packet().payload.len() <= self.setup.shm_mtu.unwrap_or(self.setup.mtu.bytes()));
         self.log.push(sent.clone());
         Some(sent)
     }
 
     /// Takes the next packet of a node by the short way.
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
-        let node = self.nodes.get_mut(at).filter(|_| self.setup.short_way)?;
+        let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
         let len = node.endpoint.poll_middle(&mut node.memory, buf)?;
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
@@ -481,7 +481,7 @@ impl Pair {
     pub(crate) fn deliver(&mut self, sent: &Sent) {
         let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
         let node = &mut self.nodes[to];
-        if let Some(lane) = lane_to(sent.from) {
+        if let Some(lane) = shm_link_to(sent.from) {
             let packet = sent.packet();
             let mut headers = [0; MAX_HEADER_LEN];
             let end = wire::write_headers(&mut headers, &packet.bth, &packet.extension).unwrap();
@@ -493,8 +493,8 @@ impl Pair {
                 len: packet.payload.len(),
             };
             let now = self.now;
-            let short = self.setup.short_way && node.endpoint.handle_short(&packet, &mut node.memory);
-            self.shorts += usize::from(short);
+            let short = self.setup.fast_path && node.endpoint.handle_short(&packet, &mut node.memory);
+            self.fast_path_hits += usize::from(short);
             if !short {
                 node.endpoint.handle_lane(|| now, &packet, &mut node.memory);
             }
@@ -564,16 +564,16 @@ impl Pair {
 }
 
 /// The lane that leads to node `at`, or comes from it.
-pub(crate) fn lane_to(at: usize) -> Option<LaneId> {
-    lanes().then_some(LaneId(at as u32))
+pub(crate) fn shm_link_to(at: usize) -> Option<LaneId> {
+    over_shm().then_some(LaneId(at as u32))
 }
 
 /// A lane's packet as it would be on the wire.
-fn on_the_wire(transmit: &Transmit, written: &[u8], referred: Vec<u8>) -> Vec<u8> {
+fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> {
     let (headers, here) = written.split_at(transmit.headers);
-    assert_eq!(referred.len(), transmit.referred as usize);
-    assert!(here.is_empty() || referred.is_empty());
-    let payload = [here, &referred].concat();
+    assert_eq!(by_ref.len(), transmit.referred as usize);
+    assert!(here.is_empty() || by_ref.is_empty());
+    let payload = [here, &by_ref].concat();
     let (bth, extension) = wire::parse_headers(headers, payload.len()).unwrap();
     let mut bytes = vec![0; packet_len(bth.opcode, payload.len())];
     let start = wire::write(&mut bytes, &bth, &extension, payload.len()).unwrap();

@@ -87,10 +87,13 @@ fn a_rejection() {
     };
     assert_eq!((rej.local_id, rej.remote_id), (0, 0x0029_d8ee));
     assert_eq!(
-        (rej.about, rej.reason),
-        (About::Request, RejectReason::INVALID_SERVICE_ID)
+        (rej.message, rej.reason),
+        (MessageKind::Request, RejectReason::INVALID_SERVICE_ID)
     );
-    assert_eq!((rej.info, rej.private_data), (Vec::new(), vec![0; room::REJECT]));
+    assert_eq!(
+        (rej.info, rej.private_data),
+        (Vec::new(), vec![0; private_data_len::REJ])
+    );
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn a_datagram_service() {
     };
     assert_eq!((req.request_id, req.pkey), (0x7a4a_f7bc, 0xffff));
     assert_eq!(req.service, ServiceId::of_port(PortSpace::Udp, 7174));
-    assert_eq!(req.private_data.len(), room::SIDR_REQUEST);
+    assert_eq!(req.private_data.len(), private_data_len::SIDR_REQ);
     let Message::SidrRep(rep) = message(SIDR_REP) else {
         panic!("no SIDR_REP");
     };

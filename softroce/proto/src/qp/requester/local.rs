@@ -14,7 +14,7 @@ impl Requester {
     ///
     /// # Errors
     /// The status with which the oldest request fails.
-    pub(super) fn find_packets<M: Memory>(
+    pub(super) fn advance_cursor<M: Memory>(
         &mut self,
         connection: &Connection,
         draining: bool,
@@ -32,7 +32,7 @@ impl Requester {
             self.complete_local(connection, out);
         }
         // A local request waits for those before it.
-        Ok(self.local > self.queue.head && self.ask())
+        Ok(self.local_end > self.queue.head && self.request_ack())
     }
 
     /// Carries out the request at the cursor, which is local. False when it cannot be, and is not the oldest yet.
@@ -48,14 +48,14 @@ impl Requester {
             _ => Err(AccessError),
         };
         if done.is_err() {
-            return self.refuse(Status::WindowBind).map(|()| false);
+            return self.fail_or_stall(Status::WindowBind).map(|()| false);
         }
         let first = self.next;
         let entry = self.queue.get_mut(self.cursor);
         entry.first = first;
         entry.packets = 0;
         self.begun += 1;
-        self.local = self.begun;
+        self.local_end = self.begun;
         Ok(true)
     }
 

@@ -13,9 +13,9 @@
 //! received follows from `una` alone. [`transmit`] is the half that writes packets ([`short`] the commonest of them, when they are posted), [`response`] the half that reads the answers; [`unreliable`] writes those
 //! of UC and UD, which have no answers; [`local`] carries out what needs no packets.
 
+mod fast_path;
 mod local;
 mod response;
-mod short;
 mod transmit;
 mod unreliable;
 
@@ -28,11 +28,11 @@ use crate::work::{Completion, CqId, Destination, Operation, PostError, SendReque
 use crate::{Instant, Psn};
 
 /// `rnr_retry` of this value tries for ever (IBTA vol 1, 9.7.5.2.8). `retry_cnt` has no such value.
-const FOR_EVER: u8 = 7;
+const RNR_RETRY_INFINITE: u8 = 7;
 
 /// An acknowledgement is asked for at least this often, in packets, and four times a window: by the time that it is used up, there shall be answers.
-const ASK_EVERY: u32 = 64;
-const ASKED_IN_WINDOW: u32 = 4;
+const ACK_REQ_INTERVAL: u32 = 64;
+const ACK_REQS_PER_WINDOW: u32 = 4;
 
 /// The requester of one queue pair.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Requester {
     cq: CqId,
     signal_all: bool,
     window: u64,
-    ask_every: u32,
+    ack_req_interval: u32,
     limits: Limits,
 
     start: Psn,
@@ -54,30 +54,30 @@ pub(crate) struct Requester {
     begun: u64,
     /// Packets that one READ request asks for at most. A responder sends them all at once, so a longer READ is asked for in parts, the next when one has
     /// come: that is its flow control, and keeps it within what our link can take.
-    part: u64,
+    read_part: u64,
     /// READ requests (parts of READs) and atomics sent for the first time and not answered in full.
-    awaiting: u32,
+    rd_atomic_outstanding: u32,
     /// Packets since one asked for an acknowledgement.
-    unasked: u32,
+    unacked_since_req: u32,
     /// The last packet of a request has gone out, and none since has asked: see [`is_quiet`](Self::is_quiet).
-    quiet: bool,
+    ack_suppressed: bool,
     /// The number after that of the last local request that was carried out: it completes when those before it have been acknowledged.
-    local: u64,
+    local_end: u64,
 
     retries_left: u8,
-    rnr_left: u8,
+    rnr_retries_left: u8,
     /// We have already gone back to this one: what else says that it is missing was sent before that.
     recovering: Option<u64>,
-    wait: Wait,
+    timer: Timer,
 }
 
 /// What the requester waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wait {
+enum Timer {
     /// Nothing with a time limit.
-    Nothing,
+    Idle,
     /// An acknowledgement, until then.
-    Ack(Instant),
+    LocalAck(Instant),
     /// The peer to post a receive: silence until then.
     Rnr(Instant),
 }
@@ -98,7 +98,7 @@ impl Requester {
             cq: init.send_cq,
             signal_all: init.signal_all,
             window: u64::from(window),
-            ask_every: (window / ASKED_IN_WINDOW).clamp(1, ASK_EVERY),
+            ack_req_interval: (window / ACK_REQS_PER_WINDOW).clamp(1, ACK_REQ_INTERVAL),
             limits: Limits::default(),
             start: Psn::new(0),
             una: 0,
@@ -106,23 +106,23 @@ impl Requester {
             max: 0,
             cursor: 0,
             begun: 0,
-            part: u64::from(window / 2).max(1),
-            awaiting: 0,
-            unasked: 0,
-            quiet: false,
-            local: 0,
+            read_part: u64::from(window / 2).max(1),
+            rd_atomic_outstanding: 0,
+            unacked_since_req: 0,
+            ack_suppressed: false,
+            local_end: 0,
             retries_left: 0,
-            rnr_left: 0,
+            rnr_retries_left: 0,
             recovering: None,
-            wait: Wait::Nothing,
+            timer: Timer::Idle,
         }
     }
 
     /// Sets how many packets may be unacknowledged.
     pub(crate) fn set_window(&mut self, window: u32) {
         self.window = u64::from(window);
-        self.ask_every = (window / ASKED_IN_WINDOW).clamp(1, ASK_EVERY);
-        self.part = u64::from(window / 2).max(1);
+        self.ack_req_interval = (window / ACK_REQS_PER_WINDOW).clamp(1, ACK_REQ_INTERVAL);
+        self.read_part = u64::from(window / 2).max(1);
     }
 
     /// Takes over attributes as they are set; what is being waited for counts from `now` again.
@@ -134,9 +134,9 @@ impl Requester {
             max_rd_atomic: u32::from(set.max_rd_atomic.unwrap_or(0)),
         };
         self.retries_left = self.limits.retry_cnt;
-        self.rnr_left = self.limits.rnr_retry;
-        if !matches!(self.wait, Wait::Rnr(_)) {
-            self.wait_for_ack(now);
+        self.rnr_retries_left = self.limits.rnr_retry;
+        if !matches!(self.timer, Timer::Rnr(_)) {
+            self.restart_ack_timer(now);
         }
     }
 
@@ -153,12 +153,12 @@ impl Requester {
         self.max = 0;
         self.cursor = 0;
         self.begun = 0;
-        self.awaiting = 0;
-        self.unasked = 0;
-        self.quiet = false;
-        self.local = 0;
+        self.rd_atomic_outstanding = 0;
+        self.unacked_since_req = 0;
+        self.ack_suppressed = false;
+        self.local_end = 0;
         self.recovering = None;
-        self.wait = Wait::Nothing;
+        self.timer = Timer::Idle;
     }
 
     pub(crate) fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -166,8 +166,8 @@ impl Requester {
     }
 
     /// Whether a request would be taken after `ahead` others.
-    pub(crate) fn would_take(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
-        self.queue.would_take(request, ahead)
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
+        self.queue.check_post(request, ahead)
     }
 
     /// The PSN of the next new packet.
@@ -192,9 +192,9 @@ impl Requester {
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match self.wait {
-            Wait::Nothing => None,
-            Wait::Ack(at) | Wait::Rnr(at) => Some(at),
+        match self.timer {
+            Timer::Idle => None,
+            Timer::LocalAck(at) | Timer::Rnr(at) => Some(at),
         }
     }
 
@@ -203,18 +203,18 @@ impl Requester {
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
-        let wait = self.wait;
-        match wait {
-            Wait::Rnr(at) if at <= now => {
-                self.wait_for_ack(now);
+        let timer = self.timer;
+        match timer {
+            Timer::Rnr(at) if at <= now => {
+                self.restart_ack_timer(now);
                 Ok(())
             }
             // Nobody was asked.
-            Wait::Ack(at) if at <= now && self.ask() => {
-                self.wait_for_ack(now);
+            Timer::LocalAck(at) if at <= now && self.request_ack() => {
+                self.restart_ack_timer(now);
                 Ok(())
             }
-            Wait::Ack(at) if at <= now => {
+            Timer::LocalAck(at) if at <= now => {
                 out.counters.timeouts += 1;
                 self.recovering = None;
                 self.retry(now)
@@ -225,14 +225,14 @@ impl Requester {
 
     /// Whether the last packet of a request need not ask for an acknowledgement, as nobody waits for it: on a lane, which loses nothing, a request that is not signalled. An acknowledgement takes as long as a short message.
     /// It is asked for when somebody begins to wait, as long as there is plenty of room in the queue; otherwise when the local ACK timeout is over, so that a peer that is gone is noticed.
-    fn is_quiet(&self, wqe: &Wqe, connection: &Connection) -> bool {
-        let waited_for = wqe.signalled || wqe.awaits_data() || self.local > self.queue.head;
-        connection.lane.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
+    fn may_suppress_ack(&self, wqe: &Wqe, connection: &Connection) -> bool {
+        let waited_for = wqe.signalled || wqe.awaits_data() || self.local_end > self.queue.head;
+        connection.shm_link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
     }
 
     /// Sends the last packet again, to be acknowledged, if none has asked since the last request ended. False when there is nothing to ask for.
-    pub(crate) fn ask(&mut self) -> bool {
-        if !self.quiet || self.next != self.max || self.una == self.max {
+    pub(crate) fn request_ack(&mut self) -> bool {
+        if !self.ack_suppressed || self.next != self.max || self.una == self.max {
             return false;
         }
         let last = self.max - 1;
@@ -243,7 +243,7 @@ impl Requester {
         let Some(number) = (self.queue.head..self.begun).rev().find(holds) else {
             return false;
         };
-        (self.next, self.cursor, self.quiet) = (last, number, false);
+        (self.next, self.cursor, self.ack_suppressed) = (last, number, false);
         true
     }
 
@@ -263,8 +263,8 @@ impl Requester {
         self.cursor = self.queue.tail;
         self.una = self.max;
         self.next = self.max;
-        self.awaiting = 0;
-        self.wait = Wait::Nothing;
+        self.rd_atomic_outstanding = 0;
+        self.timer = Timer::Idle;
     }
 
     /// Completes the oldest request. An error always shows, success only when asked for (IBTA vol 1, 10.7.3.1).
@@ -291,7 +291,9 @@ impl Requester {
     /// The number after the part of a request that holds packet `number`: after the request, but for a long READ.
     fn part_end(&self, wqe: &Wqe, number: u64) -> u64 {
         match wqe.operation {
-            Operation::Read { .. } => wqe.end().min(number + self.part - (number - wqe.first) % self.part),
+            Operation::Read { .. } => wqe
+                .end()
+                .min(number + self.read_part - (number - wqe.first) % self.read_part),
             _ => wqe.end(),
         }
     }
@@ -308,21 +310,21 @@ impl Requester {
     /// Goes back to the oldest packet that is not acknowledged, if a retry is left.
     fn retry(&mut self, now: Instant) -> Result<(), Status> {
         self.retries_left = self.retries_left.checked_sub(1).ok_or(Status::RetryExceeded)?;
-        self.go_back();
-        self.wait_for_ack(now);
+        self.go_back_n();
+        self.restart_ack_timer(now);
         Ok(())
     }
 
-    fn go_back(&mut self) {
+    fn go_back_n(&mut self) {
         self.next = self.una;
         self.cursor = self.queue.head;
     }
 
     /// Starts the local ACK timer where something is on its way.
-    fn wait_for_ack(&mut self, now: Instant) {
-        self.wait = match self.limits.timeout {
-            Some(timeout) if self.una < self.max => Wait::Ack(now + timeout),
-            _ => Wait::Nothing,
+    fn restart_ack_timer(&mut self, now: Instant) {
+        self.timer = match self.limits.timeout {
+            Some(timeout) if self.una < self.max => Timer::LocalAck(now + timeout),
+            _ => Timer::Idle,
         };
     }
 }

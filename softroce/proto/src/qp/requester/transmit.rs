@@ -2,8 +2,8 @@
 
 use crate::memory::{AccessError, AtomicOp, Memory, PdId};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Place, Written};
-use crate::qp::requester::{Requester, Wait};
+use crate::qp::packet::{PacketLens, PayloadLocation};
+use crate::qp::requester::{Requester, Timer};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
@@ -23,12 +23,12 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<Written>, Status> {
-        let waits = matches!(self.wait, Wait::Rnr(_));
+    ) -> Result<Option<PacketLens>, Status> {
+        let waits = matches!(self.timer, Timer::Rnr(_));
         if self.cursor == self.queue.tail || waits || self.next - self.una >= self.window {
             return Ok(None);
         }
-        if !self.find_packets(connection, draining, memory, out)? {
+        if !self.advance_cursor(connection, draining, memory, out)? {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
@@ -41,8 +41,8 @@ impl Requester {
         if self.next > self.una && self.part_end(&wqe, self.next) - self.una > self.window && wqe.awaits_data() {
             return Ok(None);
         }
-        let next_part = wqe.awaits_data() && self.next == self.max && self.next > wqe.first;
-        if next_part && self.awaiting >= self.limits.max_rd_atomic {
+        let new_part = wqe.awaits_data() && self.next == self.max && self.next > wqe.first;
+        if new_part && self.rd_atomic_outstanding >= self.limits.max_rd_atomic {
             return Ok(None);
         }
         let Some((written, numbers)) = self.write(&wqe, connection, memory, buf)? else {
@@ -51,14 +51,14 @@ impl Requester {
         if self.next < self.max {
             out.counters.retransmits += 1;
         }
-        self.awaiting += u32::from(next_part);
+        self.rd_atomic_outstanding += u32::from(new_part);
         self.next += numbers;
         self.max = self.max.max(self.next);
         if self.next == wqe.end() {
             self.cursor += 1;
         }
-        if self.wait == Wait::Nothing {
-            self.wait_for_ack(now);
+        if self.timer == Timer::Idle {
+            self.restart_ack_timer(now);
         }
         Ok(Some(written))
     }
@@ -72,7 +72,7 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        let room = self.next - self.una < self.window && matches!(self.wait, Wait::Ack(_));
+        let room = self.next - self.una < self.window && matches!(self.timer, Timer::LocalAck(_));
         if !room || self.cursor >= self.begun {
             return None;
         }
@@ -87,7 +87,7 @@ impl Requester {
             return None;
         }
         let last_admitted = self.next + 1 - self.una >= self.window;
-        let ack_req = last_admitted || self.unasked + 1 >= self.ask_every;
+        let ack_req = last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
         // The path MTU is a multiple of 4: no pad.
         let packet = buf.get_mut(..Bth::LEN + connection.mtu + icrc::LEN)?;
         let len = packet.len();
@@ -99,7 +99,7 @@ impl Requester {
         self.queue
             .gather(self.cursor, memory, connection.pd, offset, payload)
             .ok()?;
-        self.unasked = if ack_req { 0 } else { self.unasked + 1 };
+        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
         out.counters.retransmits += u64::from(self.next < self.max);
         self.next += 1;
         self.max = self.max.max(self.next);
@@ -115,14 +115,14 @@ impl Requester {
     ) -> Result<bool, Status> {
         let number = self.cursor;
         let wqe = *self.queue.get(number);
-        if draining || wqe.fence && self.awaiting > 0 {
+        if draining || wqe.fence && self.rd_atomic_outstanding > 0 {
             return Ok(false);
         }
         if wqe.awaits_data() {
             if self.limits.max_rd_atomic == 0 {
-                return self.refuse(Status::LocalQpOperation).map(|()| false);
+                return self.fail_or_stall(Status::LocalQpOperation).map(|()| false);
             }
-            if self.awaiting >= self.limits.max_rd_atomic {
+            if self.rd_atomic_outstanding >= self.limits.max_rd_atomic {
                 return Ok(false);
             }
         }
@@ -134,19 +134,19 @@ impl Requester {
         if (wqe.awaits_data() || packets > 1)
             && sges::check(memory, connection.pd, self.queue.sges(number), wqe.awaits_data()).is_err()
         {
-            return self.refuse(Status::LocalProtection).map(|()| false);
+            return self.fail_or_stall(Status::LocalProtection).map(|()| false);
         }
         let first = self.next;
         let entry = self.queue.get_mut(number);
         entry.first = first;
         entry.packets = packets;
         self.begun += 1;
-        self.awaiting += u32::from(wqe.awaits_data());
+        self.rd_atomic_outstanding += u32::from(wqe.awaits_data());
         Ok(true)
     }
 
     /// The request at the cursor cannot be sent: it fails when it is the oldest, until then it holds up those behind it.
-    pub(super) fn refuse(&self, status: Status) -> Result<(), Status> {
+    pub(super) fn fail_or_stall(&self, status: Status) -> Result<(), Status> {
         if self.cursor == self.queue.head {
             Err(status)
         } else {
@@ -161,7 +161,7 @@ impl Requester {
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Result<Option<(Written, u64)>, Status> {
+    ) -> Result<Option<(PacketLens, u64)>, Status> {
         let index = self.next - wqe.first;
         let offset = index * connection.mtu as u64;
         let left = u64::from(wqe.len) - offset;
@@ -210,44 +210,49 @@ impl Requester {
         let ends = self.next + numbers == wqe.end();
         let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
-        let quiet = ends && self.is_quiet(wqe, connection);
-        bth.ack_req = ends && !quiet || last_admitted || self.unasked + 1 >= self.ask_every;
+        let suppress = ends && self.may_suppress_ack(wqe, connection);
+        bth.ack_req = ends && !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
         bth.solicited = ends && wqe.solicited;
-        let place = self.place(self.cursor, connection, memory);
-        let Some(written) = connection.draft(buf, &bth, &extension, len, place) else {
+        let location = self.payload_location(self.cursor, connection, memory);
+        let Some(written) = connection.write_packet_headers(buf, &bth, &extension, len, location) else {
             return Ok(None);
         };
         if self.fill(&written, len, offset, memory, connection.pd, buf).is_err() {
-            return self.refuse(Status::LocalProtection).map(|()| None);
+            return self.fail_or_stall(Status::LocalProtection).map(|()| None);
         }
-        self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
-        self.quiet = !bth.ack_req && (quiet || self.quiet);
+        self.unacked_since_req = if bth.ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.ack_suppressed = !bth.ack_req && (suppress || self.ack_suppressed);
         Ok(Some((written, numbers)))
     }
 
     /// Where the payload of a request is.
-    pub(super) fn place<M: Memory>(&self, number: u64, connection: &Connection, memory: &mut M) -> Place {
+    pub(super) fn payload_location<M: Memory>(
+        &self,
+        number: u64,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> PayloadLocation {
         if self.queue.get(number).inline {
-            return Place::Here;
+            return PayloadLocation::Inline;
         }
-        let distant = connection.lane.is_some() && memory.is_distant(connection.pd, self.queue.sges(number));
-        Place::registered(distant)
+        let device_memory = connection.shm_link.is_some() && memory.is_distant(connection.pd, self.queue.sges(number));
+        PayloadLocation::registered(device_memory)
     }
 
     /// Gives a packet its payload: `len` bytes at `offset` of the message at the cursor.
     pub(super) fn fill<M: Memory>(
         &self,
-        written: &Written,
+        written: &PacketLens,
         len: usize,
         offset: u64,
         memory: &mut M,
         pd: PdId,
         buf: &mut [u8],
     ) -> Result<(), AccessError> {
-        if written.referred > 0 {
-            return sges::refer(memory, pd, self.queue.sges(self.cursor), offset, len);
+        if written.by_ref > 0 {
+            return sges::add_refs(memory, pd, self.queue.sges(self.cursor), offset, len);
         }
-        let payload = &mut buf[written.headers..written.headers + len];
+        let payload = &mut buf[written.header_len..written.header_len + len];
         self.queue.gather(self.cursor, memory, pd, offset, payload)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::memory::Memory;
 use crate::outbox::Outbox;
-use crate::qp::parts::Written;
+use crate::qp::packet::PacketLens;
 use crate::qp::requester::Requester;
 use crate::qp::requester::transmit::{send_headers, write_headers};
 use crate::qp::{Connection, Path};
@@ -11,7 +11,7 @@ use crate::wire::{Bth, Deth, Extension, ImmDt, Opcode};
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
 /// The bit by which a request asks for its queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
-const OWN_QKEY: u32 = 0x8000_0000;
+const USE_OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
     pub(crate) fn post_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
@@ -29,8 +29,8 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<Written>, Status> {
-        if !self.find_packets(connection, draining, memory, out)? {
+    ) -> Result<Option<PacketLens>, Status> {
+        if !self.advance_cursor(connection, draining, memory, out)? {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
@@ -58,12 +58,12 @@ impl Requester {
     pub(crate) fn transmit_datagram<M: Memory>(
         &mut self,
         connection: &Connection,
-        own: u32,
+        own_qkey: u32,
         draining: bool,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<(Written, Path)>, Status> {
+    ) -> Result<Option<(PacketLens, Path)>, Status> {
         while self.has_more() && !draining {
             let wqe = *self.queue.get(self.cursor);
             let (Operation::Send { imm }, Some(to)) = (wqe.operation, self.queue.destination(self.cursor)) else {
@@ -81,15 +81,18 @@ impl Requester {
                 return Ok(None);
             }
             let deth = Deth {
-                qkey: if to.qkey & OWN_QKEY == 0 { to.qkey } else { own },
+                qkey: if to.qkey & USE_OWN_QKEY == 0 { to.qkey } else { own_qkey },
                 src_qp: connection.qpn,
             };
             let extension = imm.map_or(Extension::Deth(deth), |imm| Extension::DethImm(deth, ImmDt(imm)));
             let mut bth = Bth::new(Opcode::ud_send(imm.is_some()), to.qpn, self.psn(self.next));
             bth.solicited = wqe.solicited;
             let part = (0, wqe.len as usize);
-            let lane = to.path.lane;
-            let connection = &Connection { lane, ..*connection };
+            let shm_link = to.path.lane;
+            let connection = &Connection {
+                shm_link,
+                ..*connection
+            };
             let written = self.write_unreliable(&bth, &extension, part, connection, memory, buf, out)?;
             return Ok(written.map(|written| (written, to.path)));
         }
@@ -110,9 +113,9 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<Written>, Status> {
-        let place = self.place(self.cursor, connection, memory);
-        let Some(written) = connection.draft(buf, bth, extension, len, place) else {
+    ) -> Result<Option<PacketLens>, Status> {
+        let location = self.payload_location(self.cursor, connection, memory);
+        let Some(written) = connection.write_packet_headers(buf, bth, extension, len, location) else {
             return Ok(None);
         };
         self.fill(&written, len, offset, memory, connection.pd, buf)

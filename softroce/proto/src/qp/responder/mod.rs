@@ -8,12 +8,12 @@ mod request;
 mod transmit;
 mod unreliable;
 
-pub(crate) use unreliable::Broken;
+pub(crate) use unreliable::LocalFault;
 
 use crate::memory::PdId;
 use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
-use crate::qp::responder::replies::{Kind, Replies};
+use crate::qp::responder::replies::{Replies, ReplyKind};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, RnrTimer};
@@ -36,10 +36,10 @@ pub(crate) struct Responder {
     /// Messages completed, modulo 2^24.
     msn: u32,
     /// A NAK was sent for the packet expected: silence until it comes.
-    silent: bool,
-    message: Message,
+    nak_sent: bool,
+    message: InboundMessage,
     replies: Replies,
-    replay: Replay,
+    atomic_replay: AtomicReplay,
 }
 
 /// The attributes of the queue pair that matter here.
@@ -52,18 +52,18 @@ struct Limits {
 
 /// The message of several packets that is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Message {
+enum InboundMessage {
     /// None: the next packet starts one.
     None,
     /// A SEND of which so many bytes are in the oldest receive.
     Send { done: u64 },
     /// A WRITE.
-    Write(Target),
+    Write(WriteTarget),
 }
 
 /// Where a WRITE goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Target {
+struct WriteTarget {
     rkey: RKey,
     /// Where the next packet's bytes go.
     addr: u64,
@@ -75,18 +75,18 @@ struct Target {
 
 /// A request that cannot be carried out: the peer is told, and the queue pair goes into the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Refused {
+pub(crate) struct FatalNak {
     pub(crate) nak: Nak,
     /// A receive has completed with the error, so that no event is needed.
     pub(crate) reported: bool,
 }
 
-impl Refused {
-    const INVALID: Self = Self {
+impl FatalNak {
+    const INVALID_REQUEST: Self = Self {
         nak: Nak::InvalidRequest,
         reported: false,
     };
-    const ACCESS: Self = Self {
+    const REMOTE_ACCESS: Self = Self {
         nak: Nak::RemoteAccess,
         reported: false,
     };
@@ -94,13 +94,13 @@ impl Refused {
 
 /// The results of the last atomics, for requests that come again (IBTA vol 1, 9.4.5 and 9.7.5.1.4): as many as the peer may have outstanding.
 #[derive(Debug, Default)]
-struct Replay {
+struct AtomicReplay {
     results: Vec<(Psn, u64)>,
     oldest: usize,
     depth: usize,
 }
 
-impl Replay {
+impl AtomicReplay {
     fn clear(&mut self, depth: usize) {
         self.results.clear();
         self.results.reserve(depth);
@@ -130,7 +130,7 @@ impl Responder {
         Self {
             queue: srq.map_or_else(
                 || ReceiveQueue::new(init.max_recv_wr, init.max_recv_sge),
-                SharedQueue::place_for_one,
+                SharedQueue::holding_queue,
             ),
             srq: init.srq,
             receive_pd: srq.map_or(init.pd, SharedQueue::pd),
@@ -138,10 +138,10 @@ impl Responder {
             limits: Limits::default(),
             expected: Psn::new(0),
             msn: 0,
-            silent: false,
-            message: Message::None,
+            nak_sent: false,
+            message: InboundMessage::None,
             replies: Replies::default(),
-            replay: Replay::default(),
+            atomic_replay: AtomicReplay::default(),
         }
     }
 
@@ -150,7 +150,7 @@ impl Responder {
         let depth = usize::from(set.max_dest_rd_atomic.unwrap_or(0));
         if depth != self.limits.max_dest_rd_atomic {
             self.replies.reserve(depth);
-            self.replay.clear(depth);
+            self.atomic_replay.clear(depth);
         }
         self.limits = Limits {
             access: set.access.unwrap_or_default(),
@@ -169,10 +169,10 @@ impl Responder {
         self.queue.clear();
         self.expected = Psn::new(0);
         self.msn = 0;
-        self.silent = false;
-        self.message = Message::None;
+        self.nak_sent = false;
+        self.message = InboundMessage::None;
         self.replies.clear();
-        self.replay.clear(self.limits.max_dest_rd_atomic);
+        self.atomic_replay.clear(self.limits.max_dest_rd_atomic);
     }
 
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
@@ -190,8 +190,8 @@ impl Responder {
     }
 
     /// Whether what it says next is an acknowledgement, behind which nothing waits.
-    pub(crate) fn acknowledges(&self) -> bool {
-        self.replies.is_acknowledgement()
+    pub(crate) fn has_only_ack(&self) -> bool {
+        self.replies.has_only_ack()
     }
 
     pub(crate) fn has_replies(&self) -> bool {
@@ -208,27 +208,27 @@ impl Responder {
     }
 
     /// Says nothing more.
-    pub(crate) fn silence(&mut self) {
+    pub(crate) fn clear_replies(&mut self) {
         self.replies.clear();
     }
 
     /// The last thing to be said before the error state.
-    pub(crate) fn refuse(&mut self, nak: Nak, out: &mut Outbox) {
+    pub(crate) fn queue_fatal_nak(&mut self, nak: Nak, out: &mut Outbox) {
         let counter = match nak {
             Nak::RemoteAccess => &mut out.counters.remote_access_naks_sent,
             Nak::RemoteOperational => &mut out.counters.remote_operational_naks_sent,
             _ => &mut out.counters.invalid_request_naks_sent,
         };
         *counter += 1;
-        self.replies.nak(self.expected, self.msn, Kind::Nak(nak));
+        self.replies.nak(self.expected, self.msn, ReplyKind::Nak(nak));
     }
 
     /// Asks the peer to wait until a receive is posted.
-    fn not_ready(&mut self, out: &mut Outbox) {
+    fn queue_rnr_nak(&mut self, out: &mut Outbox) {
         out.counters.rnr_naks_sent += 1;
-        self.silent = true;
+        self.nak_sent = true;
         let timer = RnrTimer::from_code(self.limits.rnr_timer);
-        self.replies.nak(self.expected, self.msn, Kind::Rnr(timer));
+        self.replies.nak(self.expected, self.msn, ReplyKind::Rnr(timer));
     }
 
     /// Completes the oldest receive; false when there is none.

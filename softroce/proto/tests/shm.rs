@@ -4,22 +4,22 @@
     reason = "each file of tests brings its own frame, which finds out by its path that it is here"
 )]
 
+#[path = "shm/ack_suppression.rs"]
+mod ack_suppression;
+#[path = "shm/fast_path.rs"]
+mod fast_path;
 #[path = "flow.rs"]
 mod flow;
-#[path = "lanes/only.rs"]
-mod only;
 #[path = "operations.rs"]
 mod operations;
-#[path = "lanes/quiet.rs"]
-mod quiet;
 #[path = "random.rs"]
 mod random;
 #[path = "recovery.rs"]
 mod recovery;
 #[path = "refusals.rs"]
 mod refusals;
-#[path = "lanes/short.rs"]
-mod short;
+#[path = "shm/shm_only.rs"]
+mod shm_only;
 #[path = "srq.rs"]
 mod srq;
 #[path = "states.rs"]

@@ -12,7 +12,7 @@ impl Endpoint {
     /// What a queue pair was given has come to where it belongs ([`is_unsettled`](crate::memory::Memory::is_unsettled)): it may have something to send.
     pub fn settled(&mut self, qpn: Qpn) {
         if let Some(index) = self.qps.find(qpn) {
-            self.touched(index);
+            self.reschedule(index);
         }
     }
 }

@@ -20,9 +20,9 @@ impl QueuePair {
         len: usize,
         memory: &mut M,
     ) -> bool {
-        let ordinary = self.init.transport == Transport::Rc && self.receives() && self.established;
-        let here = self.connection.lane == Some(lane);
-        ordinary && here && self.responder.handle_short(bth, reth, len, &self.connection, memory)
+        let eligible = self.init.transport == Transport::Rc && self.receives() && self.established;
+        let on_link = self.connection.shm_link == Some(lane);
+        eligible && on_link && self.responder.handle_short(bth, reth, len, &self.connection, memory)
     }
 
     /// Queues a request and writes its packet: see [`Endpoint::post_short`](crate::Endpoint::post_short). `acknowledges` when the queue pair has something to send, which must be an acknowledgement
@@ -31,22 +31,22 @@ impl QueuePair {
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         request: &SendRequest<'_>,
-        acknowledges: bool,
+        has_ack: bool,
         memory: &mut M,
         buf: &mut [u8],
     ) -> Option<Short> {
-        let lane = self.connection.lane?;
-        let ordinary = self.init.transport == Transport::Rc && self.state == State::Rts;
-        if !ordinary || self.responder.has_replies() != acknowledges || self.responder.acknowledges() != acknowledges {
+        let lane = self.connection.shm_link?;
+        let eligible = self.init.transport == Transport::Rc && self.state == State::Rts;
+        if !eligible || self.responder.has_replies() != has_ack || self.responder.has_only_ack() != has_ack {
             return None;
         }
         // Replies had the turn that a full lane cut short, so now it is the requests' turn to go first.
-        if acknowledges && self.turn.requests_first {
+        if has_ack && self.burst.requests_first {
             return None;
         }
         let (headers, len) = self.requester.post_short(now, request, &self.connection, memory, buf)?;
-        let acknowledgement = self.responder.take_acknowledgement(&self.connection);
-        self.end_turn(false);
+        let acknowledgement = self.responder.take_ack(&self.connection);
+        self.end_burst(false);
         Some(Short {
             lane,
             acknowledgement,

@@ -39,7 +39,7 @@ impl Pair {
     ) -> Result<bool, PostError> {
         let (now, node) = (self.now, &mut self.nodes[at]);
         let mut buf = [0xee; 4096 + 128];
-        let short = if self.setup.short_way {
+        let short = if self.setup.fast_path {
             let memory = &mut node.memory;
             node.endpoint.post_short(|_| now, node.qpn, request, memory, &mut buf)
         } else {

@@ -35,19 +35,19 @@ impl Endpoint {
         memory: &mut M,
         buf: &mut [u8],
     ) -> Option<Short> {
-        let others = self.gsi.has_more() || self.full_lanes.has_any();
+        let others = self.gsi.has_more() || self.full_shm_links.has_any();
         let (index, qp) = find(&mut self.qps, qpn)?;
         let ahead = self.active.queue.front();
         if others || self.active.queue.len() > 1 || ahead.is_some_and(|&ahead| ahead != index) {
             return None;
         }
-        let acknowledges = ahead.is_some();
-        let short = qp.post_short(now, request, acknowledges, memory, buf)?;
-        if acknowledges {
-            self.active.next(false);
+        let has_ack = ahead.is_some();
+        let short = qp.post_short(now, request, has_ack, memory, buf)?;
+        if has_ack {
+            self.active.end_burst(false);
         }
         self.timers.set(index, qp.deadline());
-        self.out.counters.tx_packets += 1 + u64::from(acknowledges);
+        self.out.counters.tx_packets += 1 + u64::from(has_ack);
         Some(short)
     }
 

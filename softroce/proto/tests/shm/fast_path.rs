@@ -10,12 +10,12 @@ use doorbell_roce_proto::work::{Operation, Payload, PostError, SendRequest};
 use proptest::prelude::*;
 
 use util::{
-    Fate, LANE_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, lane_to, pattern, read_from, request, send, success,
-    with_regions, write_operation, write_to,
+    Fate, Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, atomic_on, pattern, read_from, request, send, shm_link_to,
+    success, with_regions, write_operation, write_to,
 };
 
 /// The regions of each node.
-const LEN: usize = 2 * LANE_INLINE;
+const LEN: usize = 2 * SHM_INLINE;
 
 fn deliver(_: usize, _: &util::Sent) -> Fate {
     Fate::Deliver
@@ -65,7 +65,7 @@ fn act() -> impl Strategy<Value = Act> {
         3 => Just(Kind::Read),
         3 => Just(Kind::Add),
     ];
-    let len = prop_oneof![0..20usize, LANE_INLINE - 2..LANE_INLINE + 3, Just(LEN)];
+    let len = prop_oneof![0..20usize, SHM_INLINE - 2..SHM_INLINE + 3, Just(LEN)];
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.1), any::<bool>());
     let post = (0..2usize, kind, len, flags).prop_map(|(from, kind, len, flags)| {
         let (inline, signalled, fence, solicited) = flags;
@@ -108,7 +108,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
             _ => Fate::Deliver,
         }
     };
-    let (mut posted, mut shorts) = (Vec::new(), 0);
+    let (mut posted, mut fast_path_hits) = (Vec::new(), 0);
     let mut full = [false; 2];
     for (number, act) in acts.iter().enumerate() {
         match *act {
@@ -150,7 +150,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
                 }
                 (request.signalled, request.fence, request.solicited) = (signalled, fence, solicited);
                 let result = pair.post_now(from, &request, &mut fate);
-                shorts += usize::from(result == Ok(true));
+                fast_path_hits += usize::from(result == Ok(true));
                 posted.push(result.map(|_| ()));
             }
             Act::Receive(at) => {
@@ -177,7 +177,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
             Act::Wait => pair.run_with(&mut fate),
         }
         for (at, full) in full.iter().enumerate() {
-            let lane = lane_to(1 - at).unwrap();
+            let link = shm_link_to(1 - at).unwrap();
             match full {
                 true => pair.nodes[at].endpoint.lane_full(lane),
                 false => pair.nodes[at].endpoint.lane_ready(lane),
@@ -185,7 +185,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
         }
     }
     for at in 0..2 {
-        pair.nodes[at].endpoint.lane_ready(lane_to(1 - at).unwrap());
+        pair.nodes[at].endpoint.lane_ready(shm_link_to(1 - at).unwrap());
     }
     pair.run_with(&mut fate);
     let nodes = [0, 1].map(|at| {
@@ -199,14 +199,14 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
         )
     });
     let log = pair.log.into_iter().map(|sent| sent.bytes).collect();
-    (log, format!("{posted:?} {nodes:?}"), shorts)
+    (log, format!("{posted:?} {nodes:?}"), fast_path_hits)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_short_way_is_no_other_way(
+    fn fast_path_equals_general_path(
         acts in prop::collection::vec(act(), 0..80),
         window in prop_oneof![1..5u32, Just(64)],
         psn in prop_oneof![Just(100u32), Just(0xff_fffe)],
@@ -216,8 +216,8 @@ proptest! {
         // Without an end to its tries a SEND without a receive would go on for ever.
         let setup = Setup { window, psns: [psn, 9000], signal_all, rnr_retry: 3, ..Setup::default() };
         let (log, seen, _) = run(setup, &acts, losses);
-        let (long_log, long_seen, shorts) = run(Setup { short_way: false, ..setup }, &acts, losses);
-        prop_assert_eq!(shorts, 0);
+        let (long_log, long_seen, fast_path_hits) = run(Setup { fast_path: false, ..setup }, &acts, losses);
+        prop_assert_eq!(fast_path_hits, 0);
         prop_assert_eq!(log, long_log);
         prop_assert_eq!(seen, long_seen);
     }
@@ -225,7 +225,7 @@ proptest! {
 
 /// An acknowledgement that a full lane held up lets the requests go first, by either way.
 #[test]
-fn after_a_full_lane_requests_go_first() {
+fn after_a_full_link_requests_go_first() {
     let post = |from, kind| Act::Post {
         from,
         kind,
@@ -247,17 +247,17 @@ fn after_a_full_lane_requests_go_first() {
         rnr_retry: 3,
         ..Setup::default()
     };
-    let (log, seen, shorts) = run(setup, &acts, 0);
+    let (log, seen, fast_path_hits) = run(setup, &acts, 0);
     let (long_log, long_seen, _) = run(
         Setup {
-            short_way: false,
+            fast_path: false,
             ..setup
         },
         &acts,
         0,
     );
     assert_eq!((log, seen), (long_log, long_seen));
-    assert_eq!(shorts, 1, "only the WRITE");
+    assert_eq!(fast_path_hits, 1, "only the WRITE");
 }
 
 fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
@@ -265,22 +265,22 @@ fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
 }
 
 #[test]
-fn short_messages_take_it() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), LANE_INLINE);
+fn short_messages_take_the_fast_path() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE);
     assert!(post(&mut pair, 0, &write_to(1, &[local], remote)));
     // As many as go out, acknowledged or not.
     assert!(post(&mut pair, 0, &write_to(2, &[local], remote)));
     pair.receive(1, 9, &[remote]);
     assert!(post(&mut pair, 0, &send(3, &[local])));
     pair.run();
-    assert_eq!(pair.shorts, 2, "the WRITEs were received by it as well");
+    assert_eq!(pair.fast_path_hits, 2, "the WRITEs were received by it as well");
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2, 3]));
     assert_eq!(pair.completed(1, RECV_CQ), success([9]));
-    assert_eq!(pair.bytes(1, remote), pattern(LANE_INLINE, 1));
+    assert_eq!(pair.bytes(1, remote), pattern(SHM_INLINE, 1));
 }
 
 #[test]
-fn the_acknowledgement_goes_along() {
+fn pending_ack_is_sent_with_the_request() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     post(&mut pair, 0, &write_to(1, &[local], remote));
     pair.arrive();
@@ -292,7 +292,7 @@ fn the_acknowledgement_goes_along() {
 }
 
 #[test]
-fn the_last_in_a_full_queue_is_refused_as_ever() {
+fn full_send_queue_is_refused() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     for wr_id in 0..64 {
         assert!(post(&mut pair, 0, &write_to(wr_id, &[local], remote)));
@@ -302,8 +302,8 @@ fn the_last_in_a_full_queue_is_refused_as_ever() {
 }
 
 #[test]
-fn what_has_to_wait_or_is_no_short_message_does_not() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), LANE_INLINE + 1);
+fn ineligible_requests_take_the_general_path() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE + 1);
     assert!(!post(&mut pair, 0, &write_to(1, &[local], remote)), "it is too long");
     let (local, remote) = (Sge { len: 8, ..local }, Sge { len: 8, ..remote });
     assert!(!post(&mut pair, 0, &read_from(2, &[local], remote)));
@@ -315,9 +315,9 @@ fn what_has_to_wait_or_is_no_short_message_does_not() {
     assert!(!post(&mut pair, 0, &fenced), "a READ is not answered");
     assert!(!post(&mut pair, 0, &write_to(4, &[local], remote)), "one is before it");
     pair.run();
-    pair.nodes[0].endpoint.lane_full(lane_to(1).unwrap());
+    pair.nodes[0].endpoint.lane_full(shm_link_to(1).unwrap());
     assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the lane is full");
-    pair.nodes[0].endpoint.lane_ready(lane_to(1).unwrap());
+    pair.nodes[0].endpoint.lane_ready(shm_link_to(1).unwrap());
     pair.run();
     pair.enter(0, State::Sqd);
     assert!(

@@ -45,17 +45,17 @@ impl Block {
 
 /// The blocks of an endpoint, in rounds: a number comes again only when all others have had their turn.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct QpnAllocator {
     /// The one whose turn it is comes first.
-    rounds: VecDeque<Round>,
+    cursors: VecDeque<BlockCursor>,
     /// The endpoint has the address for itself, and takes a block when it needs one; or others are on it as well, and its owner gives it blocks.
-    alone: bool,
+    owns_address: bool,
     seed: u64,
 }
 
 /// How far a block has got.
 #[derive(Debug)]
-struct Round {
+struct BlockCursor {
     block: Block,
     /// The next number's offset.
     next: u32,
@@ -63,27 +63,27 @@ struct Round {
     left: u32,
 }
 
-impl Numbers {
+impl QpnAllocator {
     pub(crate) fn new(seed: u64) -> Self {
         // SplitMix64's finaliser: seeds that differ little give numbers that differ a lot.
         let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         Self {
-            rounds: VecDeque::new(),
-            alone: true,
+            cursors: VecDeque::new(),
+            owns_address: true,
             seed: mixed ^ mixed >> 31,
         }
     }
 
     /// From here on the endpoint has this block and those given later, and takes none itself.
-    pub(crate) fn give(&mut self, block: Block) {
-        self.alone = false;
-        self.add(block);
+    pub(crate) fn add_block(&mut self, block: Block) {
+        self.owns_address = false;
+        self.push_block(block);
     }
 
-    fn add(&mut self, block: Block) {
-        self.rounds.push_front(Round {
+    fn push_block(&mut self, block: Block) {
+        self.cursors.push_front(BlockCursor {
             block,
             // So that who restarts has other numbers than before, should it have the same block.
             next: (self.seed >> 32) as u32 % Block::LEN,
@@ -92,40 +92,40 @@ impl Numbers {
     }
 
     /// Whether more than half of the numbers are in use: with few left they come again too soon.
-    pub(crate) fn is_short(&self, used: usize) -> bool {
-        2 * used >= self.rounds.len() * Block::LEN as usize
+    pub(crate) fn is_low(&self, used: usize) -> bool {
+        2 * used >= self.cursors.len() * Block::LEN as usize
     }
 
     /// How many queue pairs the blocks have numbers for.
     pub(crate) fn capacity(&self) -> usize {
-        if self.alone {
+        if self.owns_address {
             return Block::COUNT * Block::LEN as usize - 3;
         }
-        let reserved = |round: &Round| (0..Block::LEN).filter(|&at| round.block.number(at).is_none()).count();
-        let all = |round| Block::LEN as usize - reserved(round);
-        self.rounds.iter().map(all).sum()
+        let reserved = |cursor: &BlockCursor| (0..Block::LEN).filter(|&at| cursor.block.number(at).is_none()).count();
+        let all = |cursor| Block::LEN as usize - reserved(cursor);
+        self.cursors.iter().map(all).sum()
     }
 
     /// The next number for which `is_free`; `None` when there is none in all the blocks.
-    pub(crate) fn next(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
-        if self.alone && self.is_short(used) && self.rounds.len() < Block::COUNT {
-            self.add(Block(
-                (self.seed as usize + self.rounds.len()) as u16 % Block::COUNT as u16,
+    pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
+        if self.owns_address && self.is_low(used) && self.cursors.len() < Block::COUNT {
+            self.push_block(Block(
+                (self.seed as usize + self.cursors.len()) as u16 % Block::COUNT as u16,
             ));
         }
         // Every block once from where it is, and the first one's beginning again.
-        for _ in 0..=self.rounds.len() {
-            let round = self.rounds.front_mut()?;
-            while round.left > 0 {
-                let number = round.block.number(round.next);
-                round.next = (round.next + 1) % Block::LEN;
-                round.left -= 1;
+        for _ in 0..=self.cursors.len() {
+            let cursor = self.cursors.front_mut()?;
+            while cursor.left > 0 {
+                let number = cursor.block.number(cursor.next);
+                cursor.next = (cursor.next + 1) % Block::LEN;
+                cursor.left -= 1;
                 if let Some(free) = number.filter(|&number| is_free(number)) {
                     return Some(free);
                 }
             }
-            round.left = Block::LEN;
-            self.rounds.rotate_left(1);
+            cursor.left = Block::LEN;
+            self.cursors.rotate_left(1);
         }
         None
     }
