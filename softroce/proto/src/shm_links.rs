@@ -1,32 +1,32 @@
-//! Lanes that take nothing more for now, and the queue pairs that wait for them.
+//! Back-pressure: shm links that are full, and the queue pairs that wait for them.
 
 use crate::qp::LaneId;
 
-/// The lanes that are full: mostly none.
+/// The full shm links: usually none.
 #[derive(Debug, Default)]
 pub(crate) struct FullShmLinks {
     /// Each with the slots of the queue pairs that wait for it.
     full: Vec<(LaneId, Vec<u32>)>,
-    /// By slot: the lane that it waits for.
+    /// By slot: the link that it waits for.
     waits: Vec<Option<LaneId>>,
 }
 
 impl FullShmLinks {
-    /// Makes room for as many slots.
+    /// Grows to this number of slots.
     pub(crate) fn grow(&mut self, slots: usize) {
         if slots > self.waits.len() {
             self.waits.resize(slots, None);
         }
     }
 
-    /// The lane takes nothing more until [`ready`](Self::ready).
+    /// The link is full until [`ready`](Self::ready).
     pub(crate) fn fill(&mut self, link: LaneId) {
         if !self.contains(link) {
             self.full.push((link, Vec::new()));
         }
     }
 
-    /// Whether there is one.
+    /// Whether any link is full.
     pub(crate) fn has_any(&self) -> bool {
         !self.full.is_empty()
     }
@@ -35,7 +35,8 @@ impl FullShmLinks {
         self.full.iter().any(|(full, _)| *full == link)
     }
 
-    /// Whether the queue pair in slot `index`, which wants to use `lane`, has to wait; it is remembered then.
+    /// Whether the queue pair in slot `index` must wait for `link`; it is registered as waiting
+    /// then.
     pub(crate) fn blocks(&mut self, index: u32, link: Option<LaneId>) -> bool {
         let Some((link, waiting)) = self.full.iter_mut().find(|(full, _)| Some(*full) == link) else {
             return false;
@@ -49,7 +50,8 @@ impl FullShmLinks {
         true
     }
 
-    /// The lane takes packets again: gives the slots of those that waited. A slot may have another queue pair by now, which has nothing to send: no matter.
+    /// The link has free slots again: returns the slots that waited. One may hold another queue
+    /// pair by now, which then has nothing to send.
     pub(crate) fn ready(&mut self, link: LaneId) -> Vec<u32> {
         let Some(position) = self.full.iter().position(|(full, _)| *full == link) else {
             return Vec::new();

@@ -435,7 +435,7 @@ fn answered(setup: Setup) -> Vec<Opcode> {
 fn ack_follows_the_request_unless_configured_before() {
     let (acknowledgement, answer) = (Opcode::RcAcknowledge, Opcode::RcSendOnly);
     let asked = Setup {
-        acknowledges_first: true,
+        ack_before_requests: true,
         ..Setup::default()
     };
     assert_eq!(answered(asked), [acknowledgement, answer]);

@@ -4,7 +4,7 @@ mod util;
 
 use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::{Modify, State};
-use doorbell_roce_proto::wire::{Extension, GRH_LEN, Opcode, Transport, ip_header_ends};
+use doorbell_roce_proto::wire::{Extension, GRH_LEN, Opcode, Transport, ip_header_addresses};
 use doorbell_roce_proto::work::{CompletionOpcode, Destination, Operation, PostError, Status};
 
 use util::memory::Rights;
@@ -55,7 +55,7 @@ fn datagrams_of_every_size() {
                 let (header, payload) = received.split_first_chunk().unwrap();
                 assert_eq!(*payload, pair.bytes(0, local)[..len as usize]);
                 let ends = (pair.nodes[0].address, pair.nodes[1].address);
-                assert_eq!(ip_header_ends(header), Some(ends));
+                assert_eq!(ip_header_addresses(header), Some(ends));
             }
             assert_eq!(pair.completed(0, SEND_CQ), success([wr_id; 2]));
             pair.nodes[0].completions.clear();

@@ -1,4 +1,8 @@
-//! The short ways of the commonest packets on a lane: sent as they are posted, and received without a look at anything else.
+//! Fast paths for the most frequent packets on a shm link: a short request transmitted while it is
+//! posted, and a received WRITE ONLY executed without the general dispatch.
+//!
+//! A fast path changes the same state as the general path, and declines whatever is not the common
+//! case.
 
 use core::time::Duration;
 
@@ -9,24 +13,28 @@ use crate::wire::{self, Opcode};
 use crate::work::SendRequest;
 use crate::{Instant, Qpn};
 
-/// A request that took the short way: see [`Endpoint::post_short`].
+/// A request sent on the fast path: see [`Endpoint::post_short`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Short {
-    /// The lane that its packet takes.
+    /// The shm link to send it on.
     pub lane: LaneId,
-    /// The headers of an acknowledgement that goes in front of it.
+    /// Headers of an ACK to send in front of it.
     pub acknowledgement: Option<[u8; wire::header_len(Opcode::RcAcknowledge)]>,
-    /// Bytes of headers in the buffer.
+    /// Length of the headers in the buffer.
     pub headers: usize,
-    /// Bytes in the buffer: those of the headers and of the payload behind them.
+    /// Bytes in the buffer: headers and payload.
     pub len: usize,
 }
 
 impl Endpoint {
-    /// Queues a send request and writes its packet into `buf`, when that is all there is to send: a short SEND or WRITE of an RC queue pair on a lane that has room, with nothing in front of
-    /// it anywhere but an acknowledgement of this queue pair's, which is given along. This is the short way of most requests of programs that wait for each message; what it gives is what [`post_send`](Self::post_send) and
-    /// [`poll_lanes`](Self::poll_lanes) would give. `None` when the request is any other, or is to be refused: nothing was changed then. `now` is asked for the time when a deadline begins, and told
-    /// how far away that is: such a time may be late in proportion.
+    /// Fast path of [`post_send`](Self::post_send) and [`poll_lanes`](Self::poll_lanes): queues a
+    /// send request and writes its packet into `buf`, when it is a short SEND or WRITE of an RC
+    /// queue pair on a shm link with free slots, and nothing is to be sent before it except an ACK
+    /// of the same queue pair, which is returned with it.
+    ///
+    /// `None` when the request is any other, or would be refused; nothing has changed then. `now`
+    /// is called when the local ACK timer starts, with the timeout: the time it returns may be late
+    /// in proportion to that.
     pub fn post_short<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -51,8 +59,10 @@ impl Endpoint {
         Some(short)
     }
 
-    /// Takes a packet from a lane if it is the commonest of all and nothing about it is out of the ordinary: a WRITE of one packet, the next of its connection, that may be carried out. Says whether it was;
-    /// otherwise nothing but bytes that it may write has changed, and [`handle_lane`](Self::handle_lane) is for it, which does the same with such a packet.
+    /// Fast path of [`handle_lane`](Self::handle_lane): executes a WRITE ONLY that has the expected
+    /// PSN and passes all checks. When it returns false nothing but bytes that the packet may write
+    /// has changed, and [`handle_lane`](Self::handle_lane) must be called, which gives the same
+    /// result.
     pub fn handle_short<M: Memory>(&mut self, packet: &LanePacket<'_>, memory: &mut M) -> bool {
         let Ok(headers) = packet.headers.try_into() else {
             return false;

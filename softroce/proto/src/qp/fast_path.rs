@@ -1,5 +1,6 @@
-//! The short ways on a lane: of a request that is sent as soon as it is posted, with the acknowledgement that waits for it; and of a WRITE that arrives. Either does what the long way does with what
-//! it takes, and leaves everything else to that.
+//! Fast paths on a shm link: a request sent while it is posted, with the pending ACK in front of
+//! it; and a received WRITE ONLY. Each equals the general path for what it accepts, and declines
+//! the rest.
 
 use core::time::Duration;
 
@@ -11,7 +12,8 @@ use crate::wire::{Bth, Reth, Transport};
 use crate::work::SendRequest;
 
 impl QueuePair {
-    /// Carries out a WRITE of one packet with `len` bytes of payload: see [`Endpoint::handle_short`](crate::Endpoint::handle_short).
+    /// Executes a WRITE ONLY with `len` bytes of payload: see
+    /// [`Endpoint::handle_short`](crate::Endpoint::handle_short).
     pub(crate) fn handle_short<M: Memory>(
         &mut self,
         lane: LaneId,
@@ -25,8 +27,9 @@ impl QueuePair {
         eligible && on_link && self.responder.handle_short(bth, reth, len, &self.connection, memory)
     }
 
-    /// Queues a request and writes its packet: see [`Endpoint::post_short`](crate::Endpoint::post_short). `acknowledges` when the queue pair has something to send, which must be an acknowledgement
-    /// and nothing else then.
+    /// Queues a request and writes its packet: see
+    /// [`Endpoint::post_short`](crate::Endpoint::post_short). `has_ack`: the queue pair has
+    /// something to send, which must be a single ACK.
     pub(crate) fn post_short<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -40,7 +43,7 @@ impl QueuePair {
         if !eligible || self.responder.has_replies() != has_ack || self.responder.has_only_ack() != has_ack {
             return None;
         }
-        // Replies had the turn that a full lane cut short, so now it is the requests' turn to go first.
+        // A full link cut the replies' burst short: requests go first in this one.
         if has_ack && self.burst.requests_first {
             return None;
         }

@@ -1,19 +1,22 @@
-//! What a queue pair takes and gives: packets with their payload in the datagram, as on the wire, or somewhere else, as on a lane.
+//! Inbound and outbound packets of a queue pair: with their payload in the datagram (UDP), or by
+//! reference (shm link).
 //!
-//! On a lane a packet is its headers alone, without pad and ICRC: nothing can damage it. A short payload follows them in the same buffer; a long one is referred to, and whoever
-//! receives the packet copies it from where it lies. On the receiving side the payload of a lane's packet is never here: [`Memory`](crate::memory::Memory) knows where it is.
+//! On a shm link a packet has no pad and no ICRC, as nothing can corrupt it. A short payload
+//! follows the headers in the buffer; a long one is passed by reference, and the receiver copies it
+//! from the sender's memory. The payload of a received shm packet is accessed through
+//! [`Memory`](crate::memory::Memory) only.
 
 use core::ops::Range;
 
 use crate::qp::Connection;
 use crate::wire::{self, Bth, Extension, Packet};
 
-/// The payload of a packet that arrived, or a part of it.
+/// The payload of an inbound packet, or a slice of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PayloadSource<'a> {
-    /// Here.
+    /// In the datagram.
     Bytes(&'a [u8]),
-    /// So many bytes from `offset` on of the payload of the lane's packet at hand.
+    /// `len` bytes at `offset` of the payload of the current shm packet.
     ByRef { offset: usize, len: usize },
 }
 
@@ -37,7 +40,7 @@ impl PayloadSource<'_> {
     }
 }
 
-/// A packet that arrived, by the wire or by a lane.
+/// A received packet, over UDP or a shm link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InboundPacket<'a> {
     pub(crate) bth: Bth,
@@ -55,19 +58,19 @@ impl<'a> From<Packet<'a>> for InboundPacket<'a> {
     }
 }
 
-/// Where the payload of a packet to be written is.
+/// Where the payload of an outbound packet is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PayloadLocation {
-    /// The queue pair's own: it goes along.
+    /// In the queue pair (inline data): always copied into the packet.
     Inline,
-    /// In memory: on a lane it goes along when it is short.
+    /// In registered memory: on a shm link, passed by reference unless short.
     HostMemory,
-    /// In memory that the processor does not reach: a lane's packet refers to it.
+    /// In memory that the CPU does not address: on a shm link, always passed by reference.
     DeviceMemory,
 }
 
 impl PayloadLocation {
-    /// Of registered memory.
+    /// Registered memory.
     pub(crate) const fn registered(device_memory: bool) -> Self {
         if device_memory {
             Self::DeviceMemory
@@ -77,19 +80,21 @@ impl PayloadLocation {
     }
 }
 
-/// A packet that was written.
+/// The lengths of a written packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PacketLens {
-    /// Bytes in the buffer: on the wire with room for the ICRC, on a lane with a payload that is not referred to.
+    /// Bytes in the buffer: over UDP including space for the ICRC, on a shm link without a payload
+    /// by reference.
     pub(crate) len: usize,
-    /// Bytes of them before the payload.
+    /// Bytes of headers.
     pub(crate) header_len: usize,
-    /// Bytes of payload that are referred to.
+    /// Bytes of payload by reference.
     pub(crate) by_ref: u32,
 }
 
 impl Connection {
-    /// Writes the headers of a packet with `len` bytes of payload, for which there is room behind them unless the packet is to refer to them, by their `place`. `None` when the buffer is too short.
+    /// Writes the headers of a packet with `len` bytes of payload, and leaves space for the payload
+    /// unless it goes by reference. `None` when the buffer is too short.
     pub(crate) fn write_packet_headers(
         &self,
         buf: &mut [u8],

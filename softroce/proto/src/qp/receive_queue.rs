@@ -1,4 +1,5 @@
-//! The receive queue: a ring of requests with their elements, allocated when the queue pair or the shared receive queue is created.
+//! The receive queue: a ring of requests with their SGEs, allocated when the queue pair or shared
+//! receive queue is created.
 
 use crate::LKey;
 use crate::memory::Sge;
@@ -9,7 +10,7 @@ use crate::work::{PostError, ReceiveRequest};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// The room in bytes.
+    /// Total bytes of its SGEs.
     pub(crate) capacity: u64,
     elements: u32,
 }
@@ -26,7 +27,7 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// Room for `max_wr` requests of `max_sge` elements.
+    /// A ring for `max_wr` requests of `max_sge` SGEs.
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         let slots = (max_wr.max(1) as usize).next_power_of_two();
         let max_sge = max_sge as usize;
@@ -54,12 +55,12 @@ impl ReceiveQueue {
         number as usize & (self.receives.len() - 1)
     }
 
-    /// Requests queued.
+    /// Number of queued requests.
     pub(crate) const fn len(&self) -> u64 {
         self.tail - self.head
     }
 
-    /// Forgets every request.
+    /// Discards every request.
     pub(crate) fn clear(&mut self) {
         self.head = 0;
         self.tail = 0;
@@ -85,7 +86,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// The oldest request and its elements.
+    /// The oldest request and its SGEs.
     pub(crate) fn front(&self) -> Option<(Receive, &[Sge])> {
         if self.head == self.tail {
             return None;
@@ -96,14 +97,15 @@ impl ReceiveQueue {
         Some((receive, &self.sges[start..start + receive.elements as usize]))
     }
 
-    /// Takes the oldest request off.
+    /// Removes the oldest request.
     pub(crate) fn pop(&mut self) -> Option<Receive> {
         let (receive, _) = self.front()?;
         self.head += 1;
         Some(receive)
     }
 
-    /// Moves the oldest request to `other`, which takes as many elements and has room; false when there is none.
+    /// Moves the oldest request to `other`, which has a free slot and takes as many SGEs; false
+    /// when there is none.
     pub(crate) fn move_to(&mut self, other: &mut Self) -> bool {
         let moved = self.front().is_some_and(|(receive, sges)| {
             let wr_id = receive.wr_id;

@@ -1,5 +1,5 @@
-//! What UC and UD queue pairs do otherwise: nothing comes back, so that a request is done when its last packet is handed to the link, and what cannot be
-//! received is dropped without a word (IBTA vol 1, 9.8).
+//! Queue pairs of UC and UD: without responses, a request completes when its last packet is given
+//! to the link, and packets that cannot be received are dropped silently (IBTA vol 1, 9.8).
 
 use core::net::IpAddr;
 
@@ -14,7 +14,8 @@ use crate::wire::Transport;
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
 impl QueuePair {
-    /// Whether a request without a destination may be posted (IBTA vol 1, table 36: operations of each transport).
+    /// Whether a request without a destination may be posted (IBTA vol 1, table 36: operations of
+    /// each transport).
     pub(super) const fn offers(&self, operation: &Operation) -> bool {
         match self.init.transport {
             Transport::Rc => true,
@@ -45,7 +46,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes a packet that is whole, from the peer and for this UC queue pair, which [`receives`](Self::receives).
+    /// Handles a valid packet from the peer for this UC queue pair, which
+    /// [`receives`](Self::receives).
     pub(super) fn handle_unreliable<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -62,7 +64,8 @@ impl QueuePair {
         }
     }
 
-    /// Takes a packet that is whole, from anybody (`ends` are its source and destination) and for this UD queue pair, which [`receives`](Self::receives).
+    /// Handles a valid packet from any sender (`ends`: source and destination address) for this UD
+    /// queue pair, which [`receives`](Self::receives).
     pub(super) fn handle_datagram<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -79,7 +82,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes the next packet of a UC or UD queue pair and gives its lengths.
+    /// Writes the next packet of a UC or UD queue pair and returns its lengths.
     pub(super) fn transmit_unreliable<M: Memory>(
         &mut self,
         memory: &mut M,
@@ -119,7 +122,8 @@ impl QueuePair {
         }
     }
 
-    /// The oldest send request ends with `status` and those after it are flushed; receiving goes on (IBTA vol 1, 10.3.1.6: SQE).
+    /// Completes the oldest send request with `status` and flushes later ones; receiving continues
+    /// (IBTA vol 1, 10.3.1.6: SQE).
     fn fail_sending(&mut self, status: Status, out: &mut Outbox) {
         self.requester.fail(status, &self.connection, out);
         self.requester.flush(&self.connection, out);

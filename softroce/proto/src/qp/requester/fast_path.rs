@@ -1,4 +1,4 @@
-//! The short way of a request: queued and sent at once.
+//! Fast path of a request: queued and sent at once.
 
 use core::time::Duration;
 
@@ -10,8 +10,10 @@ use crate::wire::{Bth, Extension, ImmDt, Opcode, Position, Reth, write_headers};
 use crate::work::{Operation, Payload, SendRequest};
 
 impl Requester {
-    /// Queues a SEND or WRITE and writes its packet, as [`post`](Self::post) and [`transmit`](Self::transmit) would one after the other: the length of its headers, and with its payload. `None` when
-    /// something is to be sent before it, when it is to wait or to be refused, or is longer than what goes along in a lane's packet; nothing has changed then.
+    /// Queues a SEND or WRITE and writes its packet, as [`post`](Self::post) followed by
+    /// [`transmit`](Self::transmit) would; returns the length of the headers, and that with the
+    /// payload. `None`, with nothing changed, when something is to be sent before it, when it must
+    /// wait or be refused, or is not inlined in a shm packet.
     pub(crate) fn post_short<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,

@@ -1,4 +1,4 @@
-//! What comes back: acknowledgements, NAKs, READ responses and atomic results (IBTA vol 1, 9.7.5.1).
+//! Responses: ACKs, NAKs, READ responses and atomic ACKs (IBTA vol 1, 9.7.5.1).
 
 use crate::Instant;
 use crate::memory::{CopyError, Memory};
@@ -11,7 +11,7 @@ use crate::wire::{Extension, Nak, Operation as Wire, RnrTimer, Syndrome};
 use crate::work::{Operation, Status};
 
 impl Requester {
-    /// Takes a response.
+    /// Handles a response.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -23,7 +23,7 @@ impl Requester {
         memory: &mut M,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // Ghosts: packets of an earlier connection, or delayed beyond their use (IBTA vol 1, 9.7.5.1.2).
+        // Ghost packets: of an earlier connection, or delayed too long (IBTA vol 1, 9.7.5.1.2).
         let number = match self.number(packet.bth.psn) {
             Some(number) if number >= self.max => {
                 out.counters.unexpected_responses += 1;
@@ -48,7 +48,7 @@ impl Requester {
         }
     }
 
-    /// Whether it acknowledges all that is on its way, so that nothing is waited for afterwards.
+    /// Whether it acknowledges everything in flight, so that no timer runs afterwards.
     pub(crate) fn is_final_ack(&self, packet: &InboundPacket<'_>) -> bool {
         let acknowledges = matches!(packet.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Ack(_)))
             && packet.bth.opcode.operation() == Wire::Acknowledge;
@@ -66,7 +66,8 @@ impl Requester {
         connection: &Connection,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // A NAK acknowledges everything before its PSN, an ACK that one too (IBTA vol 1, 9.7.5.1.1).
+        // A NAK acknowledges everything before its PSN, an ACK its PSN too: ACKs are coalesced
+        // (IBTA vol 1, 9.7.5.1.1).
         let (end, nak) = match syndrome {
             Syndrome::Ack(_) => (number + 1, None),
             Syndrome::RnrNak(_) | Syndrome::Nak(_) => (number, Some(syndrome)),
@@ -89,7 +90,8 @@ impl Requester {
         Err(failed)
     }
 
-    /// Waits as long as the responder asks (IBTA vol 1, 9.7.5.2.8). It has seen the request, so the connection is alive.
+    /// RNR NAK: waits for the responder's RNR timer (IBTA vol 1, 9.7.5.2.8). The responder is
+    /// alive, so the transport retries are restored.
     fn handle_rnr_nak(&mut self, now: Instant, timer: RnrTimer, out: &mut Outbox) -> Result<(), Status> {
         out.counters.rnr_naks_received += 1;
         if matches!(self.timer, Timer::Rnr(_)) {
@@ -125,7 +127,7 @@ impl Requester {
                 return Ok(());
             }
         };
-        // A response acknowledges the requests before its own (IBTA vol 1, 9.7.5.1.1).
+        // A response acknowledges all earlier requests (IBTA vol 1, 9.7.5.1.1).
         if !self.advance_una(now, number, connection, out) {
             return self.implied_nak(now, out);
         }
@@ -140,7 +142,7 @@ impl Requester {
         match sges::scatter(memory, connection.pd, list, offset, packet.payload) {
             Ok(()) => {}
             Err(CopyError::Access) => return Err(Status::LocalProtection),
-            // As if it had been lost on its way.
+            // Counts as lost.
             Err(CopyError::Gone) => return Ok(()),
         }
         self.rd_atomic_outstanding -= u32::from(part_ends);
@@ -176,7 +178,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The request that holds a packet sent before.
+    /// The request in flight that contains packet `number`.
     fn find_wqe(&self, number: u64) -> Option<Wqe> {
         (self.queue.head..self.begun)
             .map(|request| self.queue.get(request))
@@ -184,7 +186,7 @@ impl Requester {
             .copied()
     }
 
-    /// The data of packet `una` is in memory.
+    /// The response data of packet `una` is in memory.
     fn complete_una(&mut self, now: Instant, ends: bool, connection: &Connection, out: &mut Outbox) {
         self.una += 1;
         if ends {
@@ -194,8 +196,9 @@ impl Requester {
         self.restart_retries(now);
     }
 
-    /// Everything before packet `end` is acknowledged: completes the SENDs and WRITEs among it. False when a READ or atomic is among it whose
-    /// data has not come: the responder has sent it, so it is lost (IBTA vol 1, 9.7.5.1.1: implied NAK).
+    /// Everything before packet `end` is acknowledged: completes SENDs and WRITEs. False at a READ
+    /// or atomic whose response has not arrived: the responder has sent it, so it was lost (implied
+    /// NAK, IBTA vol 1, 9.7.5.1.1).
     fn advance_una(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
         let before = self.una;
         while self.una < end && self.queue.head < self.begun {
@@ -217,7 +220,7 @@ impl Requester {
         self.una >= end
     }
 
-    /// Something new was acknowledged: the counters of retries start again (IBTA vol 1, 9.7.6.1.3).
+    /// Progress: restores the retry counts (IBTA vol 1, 9.7.6.1.3).
     fn restart_retries(&mut self, now: Instant) {
         self.retries_left = self.limits.retry_cnt;
         self.rnr_retries_left = self.limits.rnr_retry;
@@ -228,13 +231,14 @@ impl Requester {
         self.restart_ack_timer(now);
     }
 
-    /// The response to packet `una` is missing.
+    /// Implied NAK: the response to packet `una` was lost.
     fn implied_nak(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
         out.counters.out_of_sequence += 1;
         self.recover(now)
     }
 
-    /// Packet `una`, or its response, is missing: goes back to it, once. In an RNR wait that is where we are already.
+    /// Packet `una` or its response was lost: goes back to it, once. After an RNR NAK that was
+    /// already done.
     fn recover(&mut self, now: Instant) -> Result<(), Status> {
         if self.recovering == Some(self.una) || matches!(self.timer, Timer::Rnr(_)) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The requester's packets: which one is next, and writing it.
+//! Selects and writes the requester's next packet.
 
 use crate::memory::{AccessError, AtomicOp, Memory, PdId};
 use crate::outbox::Outbox;
@@ -11,7 +11,8 @@ use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
 impl Requester {
-    /// Writes the next packet and gives its lengths; `Ok(None)` when there is none to send now. When `draining`, no request begins.
+    /// Writes the next packet and returns its lengths; `Ok(None)` when none may be sent now. When
+    /// `draining` (SQD), no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -32,12 +33,13 @@ impl Requester {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
-        // It might read what is yet to come.
+        // It might read memory that a deferred copy has not written yet.
         let is_read = matches!(wqe.operation, Operation::Read { .. });
         if (!is_read || wqe.fence) && memory.is_unsettled(connection.qpn) {
             return Ok(None);
         }
-        // The responses of a READ take up the window as our own packets do; a request for some goes out when there is room for them all.
+        // READ responses consume the window like requests; a READ request is sent only when the
+        // window has space for all of them.
         if self.next > self.una && self.part_end(&wqe, self.next) - self.una > self.window && wqe.awaits_data() {
             return Ok(None);
         }
@@ -63,8 +65,9 @@ impl Requester {
         Ok(Some(written))
     }
 
-    /// Writes the next packet, when that is one from the middle of a SEND or WRITE whose beginning is on its way, and gives its length. `None` when it is not,
-    /// or when anything about it is out of the ordinary: that is for [`transmit`](Self::transmit), which gives the same packet. No deadline changes.
+    /// Fast path of [`transmit`](Self::transmit): writes the next packet if it is the MIDDLE packet
+    /// of a SEND or WRITE in flight, and returns its length; `None` otherwise. The packet is the
+    /// same; no deadline changes.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
         connection: &Connection,
@@ -88,7 +91,7 @@ impl Requester {
         }
         let last_admitted = self.next + 1 - self.una >= self.window;
         let ack_req = last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
-        // The path MTU is a multiple of 4: no pad.
+        // The path MTU is a multiple of 4, so there is no pad.
         let packet = buf.get_mut(..Bth::LEN + connection.mtu + icrc::LEN)?;
         let len = packet.len();
         let (header, rest) = packet.split_first_chunk_mut::<{ Bth::LEN }>()?;
@@ -106,7 +109,7 @@ impl Requester {
         Some(len)
     }
 
-    /// Gives the request at the cursor its sequence numbers, unless it has to wait.
+    /// Assigns PSNs to the request at the cursor, unless it must wait.
     pub(super) fn begin<M: Memory>(
         &mut self,
         connection: &Connection,
@@ -130,7 +133,8 @@ impl Requester {
             return self.begin_local(&wqe.operation, connection, memory);
         }
         let packets = connection.packets(wqe.len);
-        // A request of one packet is checked when its bytes are read; nothing of a longer one goes out when its end cannot.
+        // A request of one packet is checked when its payload is read; a longer one before its
+        // first packet is sent.
         if (wqe.awaits_data() || packets > 1)
             && sges::check(memory, connection.pd, self.queue.sges(number), wqe.awaits_data()).is_err()
         {
@@ -145,7 +149,8 @@ impl Requester {
         Ok(true)
     }
 
-    /// The request at the cursor cannot be sent: it fails when it is the oldest, until then it holds up those behind it.
+    /// The request at the cursor cannot be sent: it fails if it is the oldest, and stalls the queue
+    /// until then.
     pub(super) fn fail_or_stall(&self, status: Status) -> Result<(), Status> {
         if self.cursor == self.queue.head {
             Err(status)
@@ -154,7 +159,8 @@ impl Requester {
         }
     }
 
-    /// Writes packet `next`, of the request at the cursor: its lengths, and the sequence numbers it takes.
+    /// Writes packet `next`, of the request at the cursor; returns its lengths and the number of
+    /// PSNs it takes.
     fn write<M: Memory>(
         &mut self,
         wqe: &Wqe,
@@ -178,7 +184,8 @@ impl Requester {
                 let (opcode, extension) = write_headers(wqe, index, addr, rkey, imm);
                 (opcode, extension, true, 1)
             }
-            // After a loss the rest of the part is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
+            // Retransmission requests the rest of the part, from the first missing response (IBTA
+            // vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
                 let va = addr.saturating_add(offset);
                 let numbers = self.part_end(wqe, self.next) - self.next;
@@ -199,7 +206,7 @@ impl Requester {
                 };
                 (opcode, Extension::Atomic(atomic), false, 1)
             }
-            // They have no packets.
+            // Local operations have no packets.
             Operation::Bind(_) | Operation::Invalidate { .. } => return Ok(None),
         };
         let len = if payload {
@@ -225,7 +232,7 @@ impl Requester {
         Ok(Some((written, numbers)))
     }
 
-    /// Where the payload of a request is.
+    /// Location of a request's payload.
     pub(super) fn payload_location<M: Memory>(
         &self,
         number: u64,
@@ -239,7 +246,7 @@ impl Requester {
         PayloadLocation::registered(device_memory)
     }
 
-    /// Gives a packet its payload: `len` bytes at `offset` of the message at the cursor.
+    /// Adds the payload to a packet: `len` bytes at `offset` of the message at the cursor.
     pub(super) fn fill<M: Memory>(
         &self,
         written: &PacketLens,
@@ -257,13 +264,14 @@ impl Requester {
     }
 }
 
-/// Opcode (RC's) and extension headers of packet `index` of a SEND.
+/// RC opcode and extension headers of packet `index` of a SEND.
 pub(super) fn send_headers(wqe: &Wqe, index: u64, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_send(position(wqe, index), imm.is_some());
     (opcode, with_imm(opcode, None, imm))
 }
 
-/// Opcode and extension headers of packet `index` of a SEND with invalidate: the last one carries the key.
+/// Opcode and extension headers of packet `index` of a SEND with invalidate: the last one carries
+/// the key.
 fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extension) {
     match position(wqe, index) {
         Position::Last => (Opcode::RcSendLastInvalidate, Extension::Ieth(Ieth { rkey })),
@@ -272,7 +280,7 @@ fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extens
     }
 }
 
-/// Opcode (RC's) and extension headers of packet `index` of a WRITE.
+/// RC opcode and extension headers of packet `index` of a WRITE.
 pub(super) fn write_headers(wqe: &Wqe, index: u64, addr: u64, rkey: RKey, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
     let len = wqe.len;
@@ -283,7 +291,7 @@ fn position(wqe: &Wqe, index: u64) -> Position {
     Position::of(index == 0, index + 1 == u64::from(wqe.packets))
 }
 
-/// The headers that the opcode of a SEND or WRITE asks for.
+/// The extension headers of a SEND or WRITE opcode.
 fn with_imm(opcode: Opcode, reth: Option<Reth>, imm: Option<u32>) -> Extension {
     let starts = opcode.position().starts();
     let imm = imm.filter(|_| opcode.position().ends()).map(ImmDt);

@@ -1,5 +1,5 @@
-//! Sending over UC and UD: each request completes with its last packet, so that nothing is ever on its way here: `una`, `next` and `max` are one
-//! (IBTA vol 1, 9.8.2 and 9.8.4).
+//! Sending over UC and UD: each request completes with its last packet, so nothing is in flight and
+//! `una`, `next` and `max` are equal (IBTA vol 1, 9.8.2 and 9.8.4).
 
 use crate::memory::Memory;
 use crate::outbox::Outbox;
@@ -10,7 +10,8 @@ use crate::qp::{Connection, Path};
 use crate::wire::{Bth, Deth, Extension, ImmDt, Opcode};
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
-/// The bit by which a request asks for its queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
+/// This bit in a request selects the queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled
+/// Q_Keys).
 const USE_OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
@@ -18,7 +19,8 @@ impl Requester {
         self.queue.post_datagram(request, to, self.signal_all)
     }
 
-    /// Writes the next packet of a UC queue pair and gives its lengths; `Ok(None)` when there is none. When `draining`, no request begins.
+    /// Writes the next packet of a UC queue pair and returns its lengths; `Ok(None)` when there is
+    /// none. When `draining`, no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -38,7 +40,7 @@ impl Requester {
         let (reliable, extension) = match wqe.operation {
             Operation::Send { imm } => send_headers(&wqe, index, imm),
             Operation::Write { addr, rkey, imm } => write_headers(&wqe, index, addr, rkey, imm),
-            // Posting refuses all others.
+            // Refused at posting.
             _ => return Err(Status::LocalQpOperation),
         };
         let Some(opcode) = reliable.uc() else {
@@ -51,7 +53,8 @@ impl Requester {
         self.write_unreliable(&bth, &extension, (offset, len), connection, memory, buf, out)
     }
 
-    /// Writes the next packet of a UD queue pair with the Q_Key `own`, and gives its lengths and where it goes.
+    /// Writes the next packet of a UD queue pair whose Q_Key is `own_qkey`; returns its lengths and
+    /// path.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -70,7 +73,7 @@ impl Requester {
                 return Err(Status::LocalQpOperation);
             };
             if wqe.len as usize > connection.mtu {
-                // Neither sent nor an error: C10-93.1.1.
+                // Not sent, and not an error: C10-93.1.1.
                 out.counters.dropped_messages += 1;
                 self.begun += 1;
                 self.cursor += 1;
@@ -99,7 +102,8 @@ impl Requester {
         Ok(None)
     }
 
-    /// Writes a packet with the (offset, length) `part` of the message at the cursor, and completes the request with its last one.
+    /// Writes a packet with bytes (`offset`, `len`) of the message at the cursor; the last one
+    /// completes the request.
     #[expect(
         clippy::too_many_arguments,
         reason = "the engine's surroundings, handed down to where both transports meet"

@@ -1,7 +1,9 @@
-//! The responder: carries out the peer's requests in the order of their PSNs, each once, and answers (IBTA vol 1, 9.7.3 to 9.7.5).
+//! The responder: executes the peer's requests in PSN order, each once, and replies (IBTA vol 1,
+//! 9.7.3 to 9.7.5).
 //!
-//! [`request`] decides what a packet is (next, gap or seen before) and carries it out; [`replies`] keeps what is to be said; [`transmit`] writes it. [`unreliable`] is what UC
-//! and UD do instead.
+//! [`request`] classifies a packet by its PSN (expected, out of sequence, duplicate) and executes
+//! it; [`replies`] queues ACKs, NAKs, RNR NAKs and READ responses; [`transmit`] writes them.
+//! [`unreliable`] is the responder of UC and UD.
 
 mod replies;
 mod request;
@@ -23,26 +25,27 @@ use crate::{Psn, Qpn, RKey};
 /// The responder of one queue pair.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// Its own receives, or the one that it holds of the shared receive queue.
+    /// Its own receive queue, or the one receive that it holds of the shared receive queue.
     queue: ReceiveQueue,
     srq: Option<SrqId>,
-    /// The protection domain of its receives: a shared queue has one of its own (IBTA vol 1, 10.2.9).
+    /// The protection domain of its receives: that of the shared receive queue, if any (IBTA vol 1,
+    /// 10.2.9).
     receive_pd: PdId,
     cq: CqId,
     limits: Limits,
 
-    /// The PSN of the next request.
+    /// The expected PSN.
     expected: Psn,
-    /// Messages completed, modulo 2^24.
+    /// Message sequence number (MSN): messages completed, modulo 2^24.
     msn: u32,
-    /// A NAK was sent for the packet expected: silence until it comes.
+    /// A NAK or RNR NAK was sent for the expected packet: no other NAK until it arrives.
     nak_sent: bool,
     message: InboundMessage,
     replies: Replies,
     atomic_replay: AtomicReplay,
 }
 
-/// The attributes of the queue pair that matter here.
+/// The queue pair attributes that the responder uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     access: RemoteAccess,
@@ -50,34 +53,34 @@ struct Limits {
     rnr_timer: u8,
 }
 
-/// The message of several packets that is under way.
+/// The inbound message of several packets in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InboundMessage {
     /// None: the next packet starts one.
     None,
-    /// A SEND of which so many bytes are in the oldest receive.
+    /// A SEND, of which `done` bytes are in the oldest receive.
     Send { done: u64 },
     /// A WRITE.
     Write(WriteTarget),
 }
 
-/// Where a WRITE goes on.
+/// The remainder of a WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct WriteTarget {
     rkey: RKey,
-    /// Where the next packet's bytes go.
+    /// Destination of the next packet's payload.
     addr: u64,
-    /// How many are to come.
+    /// Bytes not yet received.
     left: u32,
-    /// The length of the whole.
+    /// Total length in bytes.
     len: u32,
 }
 
-/// A request that cannot be carried out: the peer is told, and the queue pair goes into the error state.
+/// A request that cannot be executed: a NAK is sent and the queue pair enters the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FatalNak {
     pub(crate) nak: Nak,
-    /// A receive has completed with the error, so that no event is needed.
+    /// A receive completed with the error, so no asynchronous event is reported.
     pub(crate) reported: bool,
 }
 
@@ -92,7 +95,8 @@ impl FatalNak {
     };
 }
 
-/// The results of the last atomics, for requests that come again (IBTA vol 1, 9.4.5 and 9.7.5.1.4): as many as the peer may have outstanding.
+/// Results of the most recent atomics, for the replay of duplicate requests (IBTA vol 1, 9.4.5 and
+/// 9.7.5.1.4): as many as the peer may have outstanding.
 #[derive(Debug, Default)]
 struct AtomicReplay {
     results: Vec<(Psn, u64)>,
@@ -145,7 +149,7 @@ impl Responder {
         }
     }
 
-    /// Takes over attributes as they are set.
+    /// Applies attributes.
     pub(crate) fn configure(&mut self, set: &Modify) {
         let depth = usize::from(set.max_dest_rd_atomic.unwrap_or(0));
         if depth != self.limits.max_dest_rd_atomic {
@@ -159,12 +163,12 @@ impl Responder {
         };
     }
 
-    /// Into RTR: the first request has this PSN.
+    /// INIT to RTR: the PSN of the first request.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.expected = psn;
     }
 
-    /// Forgets everything but the attributes.
+    /// Resets everything but the attributes.
     pub(crate) fn reset(&mut self) {
         self.queue.clear();
         self.expected = Psn::new(0);
@@ -179,7 +183,8 @@ impl Responder {
         self.queue.post(request)
     }
 
-    /// Whether there is a receive for a message that begins: one of its own, or one that it takes of the shared queue and holds from now on.
+    /// Whether there is a receive for a new message: its own, or one taken from the shared receive
+    /// queue and held from now on.
     fn has_receive(&mut self, out: &mut Outbox) -> bool {
         if let Some(srq) = self.srq
             && self.queue.len() == 0
@@ -189,7 +194,7 @@ impl Responder {
         self.queue.len() > 0
     }
 
-    /// Whether what it says next is an acknowledgement, behind which nothing waits.
+    /// Whether a single ACK is all it has to send.
     pub(crate) fn has_only_ack(&self) -> bool {
         self.replies.has_only_ack()
     }
@@ -202,17 +207,17 @@ impl Responder {
         self.expected
     }
 
-    /// Completes everything queued as flushed.
+    /// Flushes the receive queue.
     pub(crate) fn flush(&mut self, connection: &Connection, out: &mut Outbox) {
         while self.complete(connection, Outcome::error(Status::Flushed), out) {}
     }
 
-    /// Says nothing more.
+    /// Drops all pending replies.
     pub(crate) fn clear_replies(&mut self) {
         self.replies.clear();
     }
 
-    /// The last thing to be said before the error state.
+    /// Queues the NAK that precedes the error state.
     pub(crate) fn queue_fatal_nak(&mut self, nak: Nak, out: &mut Outbox) {
         let counter = match nak {
             Nak::RemoteAccess => &mut out.counters.remote_access_naks_sent,
@@ -223,7 +228,7 @@ impl Responder {
         self.replies.nak(self.expected, self.msn, ReplyKind::Nak(nak));
     }
 
-    /// Asks the peer to wait until a receive is posted.
+    /// Queues an RNR NAK: the peer retries after the RNR timer.
     fn queue_rnr_nak(&mut self, out: &mut Outbox) {
         out.counters.rnr_naks_sent += 1;
         self.nak_sent = true;
@@ -253,7 +258,7 @@ impl Responder {
     }
 }
 
-/// How a receive ends.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     status: Status,
@@ -262,7 +267,7 @@ struct Outcome {
     imm: Option<u32>,
     invalidated: Option<RKey>,
     solicited: bool,
-    /// UD: the sender's queue pair. The IP header is in front then.
+    /// UD: the sending queue pair; the payload is then preceded by the IP header.
     datagram_from: Option<Qpn>,
 }
 

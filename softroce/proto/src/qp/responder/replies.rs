@@ -1,26 +1,29 @@
-//! What the responder has yet to send, in the order of the requests (IBTA vol 1, 9.7.5: responses keep the order of their requests).
+//! Pending replies, in the order of their requests (IBTA vol 1, 9.7.5: responses keep the order of
+//! their requests).
 //!
-//! Acknowledgements are a state, not packets: while the last entry is one, a later one takes its place, so that a batch of requests is answered
-//! once. The responses of a READ are one entry that shrinks. A request that comes again puts its entry in by its PSN.
+//! ACKs are coalesced: a later ACK replaces the last entry if that is an ACK, so a batch of
+//! requests is acknowledged once. The responses of a READ are one entry that shrinks. The reply to
+//! a duplicate request is inserted by its PSN.
 
 use std::collections::VecDeque;
 
 use crate::wire::{Nak, RnrTimer};
 use crate::{Psn, RKey};
 
-/// A response to be sent.
+/// A reply to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
-    /// Its PSN; of a READ, that of the next packet.
+    /// Its PSN; of a READ, that of the next response.
     pub(crate) psn: Psn,
-    /// The message sequence number it carries.
+    /// The MSN it carries.
     pub(crate) msn: u32,
     pub(crate) kind: ReplyKind,
-    /// The request came a second time: failing it says nothing to the peer, as that may no longer care.
+    /// For a duplicate request: a failure is not reported to the peer, which may no longer need the
+    /// reply.
     pub(crate) duplicate: bool,
 }
 
-/// What a response says.
+/// The type of a reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReplyKind {
     Ack,
@@ -30,17 +33,17 @@ pub(crate) enum ReplyKind {
     Read(ReadStream),
 }
 
-/// The responses of a READ that are left.
+/// The remaining responses of a READ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadStream {
-    /// Where the next one's bytes are.
+    /// Source of the next response's payload.
     pub(crate) addr: u64,
     pub(crate) rkey: RKey,
     /// Bytes left.
     pub(crate) left: u32,
     /// Packets left, at least one.
     pub(crate) packets: u32,
-    /// None was sent yet.
+    /// No response was sent yet.
     pub(crate) unsent: bool,
 }
 
@@ -58,17 +61,17 @@ impl Reply {
     }
 }
 
-/// The queue.
+/// The queue of replies.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     queue: VecDeque<Reply>,
-    /// READs and atomics in it of requests that came the first time, and of those that came again.
+    /// READs and atomics in the queue: of first-time and of duplicate requests.
     first_time: usize,
     duplicates: usize,
 }
 
 impl Replies {
-    /// Makes room for `depth` READs and atomics, as many again that came twice, and the acknowledgements between them.
+    /// Reserves space for `depth` READs and atomics, as many duplicates, and the ACKs between them.
     pub(crate) fn reserve(&mut self, depth: usize) {
         self.queue.reserve(4 * depth + 4);
     }
@@ -83,7 +86,7 @@ impl Replies {
         self.queue.is_empty()
     }
 
-    /// Whether one acknowledgement is all there is.
+    /// Whether a single ACK is all there is.
     pub(crate) fn has_only_ack(&self) -> bool {
         self.queue.len() == 1
             && self
@@ -104,12 +107,12 @@ impl Replies {
         }
     }
 
-    /// READs and atomics not fully answered that came the first time.
+    /// First-time READs and atomics whose replies are not complete.
     pub(crate) const fn outstanding(&self) -> usize {
         self.first_time
     }
 
-    /// An acknowledgement. One behind a NAK that is yet to go says nothing new unless the missing packet came.
+    /// Queues an ACK. Behind a pending NAK it is redundant unless the missing packet arrived.
     pub(crate) fn ack(&mut self, psn: Psn, msn: u32) {
         match self.queue.back() {
             Some(last) if matches!(last.kind, ReplyKind::Ack) => drop(self.queue.pop_back()),
@@ -128,7 +131,7 @@ impl Replies {
         });
     }
 
-    /// A NAK, which acknowledges what is before it.
+    /// Queues a NAK, which acknowledges everything before it.
     pub(crate) fn nak(&mut self, psn: Psn, msn: u32, kind: ReplyKind) {
         while self.queue.back().is_some_and(|last| !last.is_data()) {
             self.queue.pop_back();
@@ -142,7 +145,7 @@ impl Replies {
         });
     }
 
-    /// The data of a READ or atomic that came the first time.
+    /// Queues the reply to a first-time READ or atomic.
     pub(crate) fn data(&mut self, psn: Psn, msn: u32, kind: ReplyKind) {
         self.first_time += 1;
         let duplicate = false;
@@ -154,8 +157,8 @@ impl Replies {
         });
     }
 
-    /// The data of a READ or atomic that came again; `depth` of those are kept at most, so that a peer cannot fill the queue. What is lost here is
-    /// asked for once more.
+    /// Queues the reply to a duplicate READ or atomic, at most `depth` of them, so that a peer
+    /// cannot fill the queue; the peer retries what is dropped here.
     pub(crate) fn duplicate_data(&mut self, psn: Psn, msn: u32, kind: ReplyKind, depth: usize) {
         let duplicate = true;
         let reply = Reply {
@@ -170,7 +173,8 @@ impl Replies {
             .iter_mut()
             .find(|other| other.is_data() && other.psn.since(end) < 0 && start.since(other.end()) < 0);
         if let Some(other) = overlapping {
-            // The rest of the same READ is on its way: back to where the peer wants it from, if that is past already.
+            // The same READ is being answered: rewinds to where the peer wants to restart, if that
+            // was already sent.
             if matches!(other.kind, ReplyKind::Read(_)) && other.end() == end && start.since(other.psn) < 0 {
                 *other = Reply {
                     duplicate: other.duplicate,

@@ -1,4 +1,5 @@
-//! Carrying out requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for the operations).
+//! Execution of requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for
+//! the operations).
 
 use core::mem;
 
@@ -11,31 +12,31 @@ use crate::qp::{Connection, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Reth};
 use crate::work::{CompletionOpcode, Status};
 
-/// The longest message in bytes.
+/// Maximum message length in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
 
-/// The MSN and the PSNs are 24 bits.
+/// MSNs and PSNs have 24 bits.
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// How carrying out a request ended.
+/// The result of executing a request packet.
 pub(super) enum Executed {
-    /// It is part of a message that goes on.
+    /// Part of a message that continues.
     Partial,
-    /// It ends a message.
+    /// The end of a message.
     Message,
-    /// It takes this many PSNs and is answered by data of its own.
+    /// A READ or atomic, which takes this many PSNs and has a reply of its own.
     RdAtomic(u32),
     /// No receive is posted.
     ReceiverNotReady,
-    /// Its bytes cannot be had: as if it had never come.
+    /// The payload cannot be read: the packet counts as lost.
     PayloadLost,
 }
 
 impl Responder {
-    /// Takes a request. True when it was the next one and carried out, in part or in whole.
+    /// Handles a request. True when it was the expected one and was executed, in part or in whole.
     ///
     /// # Errors
-    /// When the connection ends by it.
+    /// When it ends the connection.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -63,8 +64,9 @@ impl Responder {
         }
     }
 
-    /// Carries out a WRITE of one packet without immediate data and with `len` bytes, as [`handle_request`](Self::handle_request) would. False when it is not the next request, or is to be refused, or its bytes
-    /// cannot be had: nothing is decided then.
+    /// Fast path: executes a WRITE ONLY with `len` bytes as
+    /// [`handle_request`](Self::handle_request) would. False, with nothing changed but bytes it may
+    /// write, when it is not the expected request, would be refused, or its payload cannot be read.
     pub(crate) fn handle_short<M: Memory>(
         &mut self,
         bth: &Bth,
@@ -78,7 +80,8 @@ impl Responder {
         if !next || !whole || !self.limits.access.write {
             return false;
         }
-        // Key, range and right are checked before the first byte changes, as the packet is all there is of the message.
+        // The packet is the whole message, so key, range and right are checked before the first
+        // byte is written.
         let written = memory.remote_write_referred(connection.via(), reth.rkey, reth.va, len);
         if written.is_err() {
             return false;
@@ -91,7 +94,7 @@ impl Responder {
         true
     }
 
-    /// Carries out the request that is next.
+    /// Executes the expected request.
     fn handle_next<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -132,7 +135,7 @@ impl Responder {
         Ok(true)
     }
 
-    /// A packet of a SEND: into the oldest receive.
+    /// A SEND packet: into the oldest receive.
     pub(super) fn send<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -179,7 +182,7 @@ impl Responder {
             self.message = InboundMessage::Send { done: end };
             return Ok(Executed::Partial);
         }
-        // The receive is used up, so that it tells of the error (IBTA vol 1, 9.9.3: responder class J).
+        // The receive is consumed and reports the error (IBTA vol 1, 9.9.3: responder class J).
         let invalidated = extension.ieth().map(|ieth| ieth.rkey);
         let via = connection.via();
         if invalidated.is_some_and(|rkey| memory.invalidate(via, rkey, Invalidator::Peer).is_err()) {
@@ -203,7 +206,7 @@ impl Responder {
         Ok(Executed::Message)
     }
 
-    /// A packet of a WRITE.
+    /// A WRITE packet.
     pub(super) fn write<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -226,13 +229,14 @@ impl Responder {
             (InboundMessage::Write(target), None) => target,
             _ => return Err(FatalNak::INVALID_REQUEST),
         };
-        // Every packet but the last leaves something to come, the last leaves nothing (IBTA vol 1, 9.7.4.1.6).
+        // Every packet but the last leaves bytes to come, the last leaves none (IBTA vol 1,
+        // 9.7.4.1.6).
         let bytes = packet.payload.len() as u32;
         let left = target.left.checked_sub(bytes).ok_or(FatalNak::INVALID_REQUEST)?;
         if position.ends() != (left == 0) || target.len > MAX_MESSAGE {
             return Err(FatalNak::INVALID_REQUEST);
         }
-        // The whole range is checked before the first byte of it changes.
+        // The whole range is checked before the first byte is written.
         if position.starts() && target.len > 0 {
             let len = u64::from(target.len);
             memory
@@ -276,7 +280,7 @@ impl Responder {
         Ok(Executed::Message)
     }
 
-    /// A READ: its responses are sent one by one as the link takes them.
+    /// A READ: its responses are sent one by one as the link accepts them.
     fn read<M: Memory>(&mut self, reth: &Reth, connection: &Connection, memory: &mut M) -> Result<Executed, FatalNak> {
         if !self.limits.access.read || !self.may_accept_rd_atomic() || reth.len > MAX_MESSAGE {
             return Err(FatalNak::INVALID_REQUEST);
@@ -293,7 +297,7 @@ impl Responder {
         Ok(Executed::RdAtomic(stream.packets))
     }
 
-    /// An atomic: carried out now, its result kept in case the request comes again.
+    /// An atomic: executed now; its result is kept for replay.
     fn atomic<M: Memory>(
         &mut self,
         bth: &Bth,
@@ -323,19 +327,22 @@ impl Responder {
         Ok(Executed::RdAtomic(1))
     }
 
-    /// Whether a READ or atomic may come now: between messages, and not more than agreed (IBTA vol 1, 9.7.4.1.5, 9.4.4).
+    /// Whether a READ or atomic is allowed now: between messages, within max_dest_rd_atomic (IBTA
+    /// vol 1, 9.7.4.1.5, 9.4.4).
     fn may_accept_rd_atomic(&self) -> bool {
         self.message == InboundMessage::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
     }
 
-    /// A request that was carried out before: acknowledged, read or answered again, never executed again (IBTA vol 1, 9.7.5.1.4).
+    /// A duplicate request: acknowledged, read or replayed, never executed again (IBTA vol 1,
+    /// 9.7.5.1.4).
     fn handle_duplicate(&mut self, packet: &InboundPacket<'_>, connection: &Connection) {
         let psn = packet.bth.psn;
         let depth = self.limits.max_dest_rd_atomic;
         match (packet.bth.opcode.operation(), packet.extension) {
             (Operation::ReadRequest, Extension::Reth(reth)) => {
                 let stream = read_stream(&reth, connection);
-                // Its responses end before the packet expected, or it is not the READ it was.
+                // Its responses must end before the expected PSN, or it is not a duplicate of that
+                // READ.
                 let within = psn.add(stream.packets).since(self.expected) <= 0;
                 if within && reth.len <= MAX_MESSAGE && self.limits.access.read {
                     self.replies
@@ -363,8 +370,8 @@ fn read_stream(reth: &Reth, connection: &Connection) -> ReadStream {
     }
 }
 
-/// Whether the payload has a length that its place in the message allows: exactly the path MTU but at the end, and not nothing at the end of several
-/// (IBTA vol 1, 9.7.4.1.6).
+/// Whether the payload length is valid for the packet's position: exactly the path MTU except in
+/// the last packet, which must not be empty unless it is the only one (IBTA vol 1, 9.7.4.1.6).
 fn is_length_valid(packet: &InboundPacket<'_>, connection: &Connection) -> bool {
     let position = packet.bth.opcode.position();
     let (bytes, mtu) = (packet.payload.len(), connection.mtu);

@@ -1,4 +1,4 @@
-//! The responder's packets.
+//! Writes the responder's packets.
 
 use crate::Psn;
 use crate::memory::Memory;
@@ -9,10 +9,10 @@ use crate::qp::responder::{FatalNak, Responder};
 use crate::wire::{Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome, header_len};
 
 impl Responder {
-    /// Writes the next packet and gives its lengths; `Ok(None)` when there is none.
+    /// Writes the next packet and returns its lengths; `Ok(None)` when there is none.
     ///
     /// # Errors
-    /// When the memory of a READ is no longer there for the peer: the connection ends by it.
+    /// When the memory of a READ is no longer accessible: this ends the connection.
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         connection: &Connection,
@@ -61,7 +61,7 @@ impl Responder {
         Ok(None)
     }
 
-    /// Takes the acknowledgement that is to be said first, if one is, as a packet of a lane.
+    /// Takes the first reply if it is an ACK, as the headers of a shm packet.
     pub(crate) fn take_ack(&mut self, connection: &Connection) -> Option<[u8; header_len(Opcode::RcAcknowledge)]> {
         let reply = self
             .replies
@@ -76,7 +76,8 @@ impl Responder {
         Some(headers)
     }
 
-    /// Takes back everything from the READ on that is being answered: the NAK takes the PSN of its next response.
+    /// Drops all replies from the READ being answered on: the NAK gets the PSN of its next
+    /// response.
     fn abort_read(&mut self) -> Result<Option<PacketLens>, FatalNak> {
         if let Some(reply) = self.replies.front() {
             self.expected = reply.psn;
@@ -87,7 +88,7 @@ impl Responder {
 }
 
 impl ReadStream {
-    /// The bytes of the next response.
+    /// Payload length of the next response.
     fn bytes(&self, connection: &Connection) -> usize {
         (self.left as usize).min(connection.mtu)
     }
@@ -97,7 +98,7 @@ impl ReadStream {
     }
 }
 
-/// Writes a response of one packet, and gives its lengths.
+/// Writes a reply of one packet.
 fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<PacketLens> {
     let (opcode, extension) = match reply.kind {
         ReplyKind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
@@ -113,7 +114,7 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
     connection.write_packet_headers(buf, &bth, &extension, 0, PayloadLocation::Inline)
 }
 
-/// Writes the headers of the next response of a READ, and gives its lengths.
+/// Writes the headers of the next READ response.
 fn write_read_headers(
     psn: Psn,
     msn: u32,
@@ -132,7 +133,7 @@ fn write_read_headers(
     connection.write_packet_headers(buf, &bth, &extension, stream.bytes(connection), location)
 }
 
-/// An acknowledgement without a limit by credits: RNR NAKs do their work (IBTA vol 1, 9.7.7.2).
+/// An ACK with unlimited end-to-end credits: flow control is by RNR NAK (IBTA vol 1, 9.7.7.2).
 const fn ack(msn: u32) -> Aeth {
     let syndrome = Syndrome::Ack(Credits::UNLIMITED);
     Aeth { syndrome, msn }

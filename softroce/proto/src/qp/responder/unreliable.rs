@@ -1,5 +1,6 @@
-//! Receiving over UC and UD: what cannot be taken is dropped without a word (IBTA vol 1, 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that
-//! cannot be written ends the queue pair (class A).
+//! Receiving over UC and UD: packets that cannot be received are dropped silently (IBTA vol 1,
+//! 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that cannot be written ends
+//! the queue pair (class A).
 
 use core::net::IpAddr;
 
@@ -12,15 +13,15 @@ use crate::qp::{Connection, sges};
 use crate::wire::{self, Extension, GRH_LEN, Operation, ip_header};
 use crate::work::{CompletionOpcode, Status};
 
-/// A receive completed with an error of our own: the queue pair goes into the error state.
+/// A receive completed with a local error: the queue pair enters the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LocalFault;
 
 impl Responder {
-    /// Takes a packet of UC. True when it was carried out, in part or in whole.
+    /// Handles a UC packet. True when it was executed, in part or in whole.
     ///
     /// # Errors
-    /// When the queue pair ends by it.
+    /// When it ends the queue pair.
     pub(crate) fn handle_unreliable<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -32,7 +33,8 @@ impl Responder {
         let gap = psn != self.expected;
         out.counters.out_of_sequence += u64::from(gap);
         self.expected = psn.add(1);
-        // A message that lacks a packet is over; its receive serves the next one. A new message may begin with any PSN.
+        // A message that lacks a packet is dropped; its receive is used for the next one. A new
+        // message may begin with any PSN.
         if (gap || starts) && self.message != InboundMessage::None {
             self.drop_message(out);
         }
@@ -61,7 +63,7 @@ impl Responder {
         self.message = InboundMessage::None;
     }
 
-    /// Whether the oldest receive takes this packet of a SEND.
+    /// Whether the oldest receive has space for this packet of a SEND.
     fn receive_fits(&mut self, packet: &InboundPacket<'_>, out: &mut Outbox) -> bool {
         let done = match self.message {
             InboundMessage::Send { done } => done,
@@ -74,10 +76,10 @@ impl Responder {
         self.queue.front().is_some_and(|(receive, _)| end <= receive.capacity)
     }
 
-    /// Takes a packet of UD: the IP header and the payload go into the oldest receive.
+    /// Handles a UD packet: IP header and payload go into the oldest receive.
     ///
     /// # Errors
-    /// When the queue pair ends by it.
+    /// When it ends the queue pair.
     pub(crate) fn handle_datagram<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
