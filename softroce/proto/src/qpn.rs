@@ -1,26 +1,27 @@
-//! Queue pair numbers in blocks, so that several processes on one address can divide them.
+//! Allocation of queue pair numbers (QPNs) in blocks, so that several processes can divide the
+//! numbers of one address.
 
 use std::collections::VecDeque;
 
 use crate::Qpn;
 
-/// A run of 1024 queue pair numbers that one owner has.
+/// A block of 1024 queue pair numbers with one owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Block(u16);
 
 impl Block {
     const BITS: u32 = 10;
-    /// How many numbers a block has.
+    /// Numbers per block.
     pub const LEN: u32 = 1 << Self::BITS;
-    /// How many blocks there are.
+    /// Number of blocks.
     pub const COUNT: usize = 1 << (24 - Self::BITS);
 
-    /// The block with that index; `None` from [`COUNT`](Self::COUNT) on.
+    /// The block with this index; `None` from [`COUNT`](Self::COUNT) on.
     pub fn new(index: u16) -> Option<Self> {
         (usize::from(index) < Self::COUNT).then_some(Self(index))
     }
 
-    /// The block that a number belongs to, whether or not that is given out.
+    /// The block that contains a number.
     pub const fn of(qpn: Qpn) -> Self {
         Self((qpn.get() >> Self::BITS) as u16)
     }
@@ -30,42 +31,44 @@ impl Block {
         self.0 as usize
     }
 
-    /// The place of a number in its block.
+    /// The offset of a number in its block.
     pub(crate) const fn offset(qpn: Qpn) -> usize {
         (qpn.get() % Self::LEN) as usize
     }
 
-    /// Its number at `offset`, which counts modulo its length; `None` for one that is not given out: 0 and 1 are the special queue pairs, the last one
-    /// means multicast (IBTA vol 1, 3.5.3 and 10.5).
+    /// The number at `offset` modulo its length; `None` for reserved numbers: 0 and 1 are the
+    /// special queue pairs, the last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
     fn number(self, offset: u32) -> Option<Qpn> {
         let number = (u32::from(self.0) << Self::BITS) | (offset % Self::LEN);
         (!matches!(number, 0 | 1 | 0x00ff_ffff)).then_some(Qpn::new(number))
     }
 }
 
-/// The blocks of an endpoint, in rounds: a number comes again only when all others have had their turn.
+/// Allocates numbers from the blocks of an endpoint, round-robin: a number is reused only after all
+/// others.
 #[derive(Debug)]
 pub(crate) struct QpnAllocator {
-    /// The one whose turn it is comes first.
+    /// The current block first.
     cursors: VecDeque<BlockCursor>,
-    /// The endpoint has the address for itself, and takes a block when it needs one; or others are on it as well, and its owner gives it blocks.
+    /// True: no other process is on the address, and blocks are added as needed. False: the owner
+    /// adds blocks.
     owns_address: bool,
     seed: u64,
 }
 
-/// How far a block has got.
+/// The allocation state of a block.
 #[derive(Debug)]
 struct BlockCursor {
     block: Block,
-    /// The next number's offset.
+    /// Offset of the next number.
     next: u32,
-    /// Offsets until it is the next block's turn.
+    /// Offsets left until the next block is used.
     left: u32,
 }
 
 impl QpnAllocator {
     pub(crate) fn new(seed: u64) -> Self {
-        // SplitMix64's finaliser: seeds that differ little give numbers that differ a lot.
+        // SplitMix64's finaliser: similar seeds give very different numbers.
         let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -76,7 +79,7 @@ impl QpnAllocator {
         }
     }
 
-    /// From here on the endpoint has this block and those given later, and takes none itself.
+    /// Adds a block; from here on the endpoint uses only given ones.
     pub(crate) fn add_block(&mut self, block: Block) {
         self.owns_address = false;
         self.push_block(block);
@@ -85,18 +88,18 @@ impl QpnAllocator {
     fn push_block(&mut self, block: Block) {
         self.cursors.push_front(BlockCursor {
             block,
-            // So that who restarts has other numbers than before, should it have the same block.
+            // A restarted process starts at other numbers, should it get the same block.
             next: (self.seed >> 32) as u32 % Block::LEN,
             left: Block::LEN,
         });
     }
 
-    /// Whether more than half of the numbers are in use: with few left they come again too soon.
+    /// Whether at least half of the numbers are in use, so that freed ones would be reused soon.
     pub(crate) fn is_low(&self, used: usize) -> bool {
         2 * used >= self.cursors.len() * Block::LEN as usize
     }
 
-    /// How many queue pairs the blocks have numbers for.
+    /// Total allocatable numbers of the blocks.
     pub(crate) fn capacity(&self) -> usize {
         if self.owns_address {
             return Block::COUNT * Block::LEN as usize - 3;
@@ -106,14 +109,14 @@ impl QpnAllocator {
         self.cursors.iter().map(all).sum()
     }
 
-    /// The next number for which `is_free`; `None` when there is none in all the blocks.
+    /// Allocates the next number for which `is_free` holds; `None` when there is none.
     pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
         if self.owns_address && self.is_low(used) && self.cursors.len() < Block::COUNT {
             self.push_block(Block(
                 (self.seed as usize + self.cursors.len()) as u16 % Block::COUNT as u16,
             ));
         }
-        // Every block once from where it is, and the first one's beginning again.
+        // Every block once from its cursor, and the beginning of the first one again.
         for _ in 0..=self.cursors.len() {
             let cursor = self.cursors.front_mut()?;
             while cursor.left > 0 {

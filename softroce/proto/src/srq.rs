@@ -1,7 +1,8 @@
-//! Shared receive queues: one queue of receives for many queue pairs (IBTA vol 1, 10.2.9).
+//! Shared receive queues (SRQ): one receive queue for many queue pairs (IBTA vol 1, 10.2.9).
 //!
-//! A queue pair takes the oldest receive when a message begins that needs one, and holds it until it completes, in a queue of its own with one place. What a
-//! queue pair holds goes with it: into the error state it is flushed, at a reset it is forgotten. The rest stays for the others.
+//! A queue pair takes the oldest receive when a message that needs one begins, and holds it in a
+//! one-slot queue until it completes. The held receive follows the queue pair: flushed in the error
+//! state, discarded at reset.
 
 use crate::AsyncEvent;
 use crate::memory::PdId;
@@ -9,36 +10,36 @@ use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
 use crate::work::{PostError, ReceiveRequest, SrqId};
 
-/// What a shared receive queue is created with (ibv_create_srq(3)).
+/// Creation attributes of a shared receive queue (ibv_create_srq(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqInit {
-    /// The protection domain of its receives' memory.
+    /// The protection domain of its receives.
     pub pd: PdId,
-    /// Receives queued at most.
+    /// Maximum queued receives.
     pub max_wr: u32,
-    /// Elements per receive at most.
+    /// Maximum SGEs per receive.
     pub max_sge: u32,
 }
 
-/// A shared receive queue as a query gives it (ibv_query_srq(3)).
+/// Attributes of a shared receive queue (ibv_query_srq(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqAttributes {
-    /// Receives queued at most.
+    /// Maximum queued receives.
     pub max_wr: u32,
-    /// Elements per receive at most.
+    /// Maximum SGEs per receive.
     pub max_sge: u32,
-    /// The limit that is armed; 0 when none is.
+    /// The armed limit, 0 if none.
     pub limit: u32,
 }
 
-/// Why a shared receive queue was not changed or destroyed.
+/// Why a shared receive queue was not modified or destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SrqError {
     /// No such shared receive queue (`EINVAL`).
     Unknown,
-    /// A size of fewer receives than are queued, or a limit beyond the size (`EINVAL`).
+    /// A size below the number of queued receives, or a limit above the size (`EINVAL`).
     Value,
-    /// Queue pairs take receives from it (`EBUSY`).
+    /// Queue pairs use it (`EBUSY`).
     InUse,
 }
 
@@ -47,9 +48,9 @@ pub enum SrqError {
 pub(crate) struct SharedQueue {
     init: SrqInit,
     queue: ReceiveQueue,
-    /// The event comes when fewer receives are queued; 0 when it is not armed.
+    /// The limit event is reported when fewer receives are queued; 0 if not armed.
     limit: u32,
-    /// Queue pairs on it.
+    /// Queue pairs that use it.
     users: u32,
 }
 
@@ -67,7 +68,7 @@ impl SharedQueue {
         self.init.pd
     }
 
-    /// Where a queue pair holds the receive that it has taken.
+    /// The one-slot queue in which a queue pair holds its receive.
     pub(crate) fn holding_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(1, self.init.max_sge)
     }
@@ -99,7 +100,7 @@ impl SharedQueue {
         Ok(())
     }
 
-    /// Whether fewer receives are queued than the limit armed, which is disarmed then.
+    /// Whether fewer receives are queued than the armed limit, which is disarmed then.
     fn disarm_if_below_limit(&mut self) -> bool {
         let below = self.queue.len() < u64::from(self.limit);
         if below {
@@ -109,7 +110,7 @@ impl SharedQueue {
     }
 }
 
-/// The shared receive queues by number. Whose number it is knows the owner of the endpoint: numbers are used again.
+/// The shared receive queues by id. Ids are reused; the endpoint's owner tracks which are valid.
 #[derive(Debug, Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<SharedQueue>>,
@@ -133,14 +134,14 @@ impl SrqTable {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// A queue pair is to take receives from it.
+    /// Adds a queue pair as a user.
     pub(crate) fn attach(&mut self, id: SrqId) -> Option<&SharedQueue> {
         let srq = self.get_mut(id)?;
         srq.users += 1;
         Some(srq)
     }
 
-    /// A queue pair takes no more receives from it.
+    /// Removes a queue pair as a user.
     pub(crate) fn detach(&mut self, id: SrqId) {
         if let Some(srq) = self.get_mut(id) {
             srq.users -= 1;
@@ -159,7 +160,8 @@ impl SrqTable {
 }
 
 impl Outbox {
-    /// Moves the oldest receive of a shared queue to where a queue pair holds it; false when there is none.
+    /// Moves the oldest receive of a shared receive queue to a queue pair's one-slot queue; false
+    /// when there is none.
     pub(crate) fn take_receive(&mut self, id: SrqId, holding: &mut ReceiveQueue) -> bool {
         let Some(srq) = self.srqs.get_mut(id) else {
             return false;

@@ -1,26 +1,26 @@
-//! The queue pairs by number, reached by direct index: from the number's block to that block's page, and there to the slot.
+//! Queue pairs by number: direct index from the number's block to its page, and there to the slot.
 
 use crate::Qpn;
 use crate::qp::QueuePair;
 use crate::qpn::{Block, QpnAllocator};
 
-/// The slots of a block's queue pairs, plus 1; 0 for a number that is free.
+/// Slot + 1 of each number of a block; 0 if free.
 type Page = [u32; Block::LEN as usize];
 
 /// The table.
 #[derive(Debug)]
 pub(crate) struct QpTable {
     slots: Vec<Option<QueuePair>>,
-    /// Slots that are empty.
+    /// Empty slots.
     free: Vec<u32>,
     qpns: QpnAllocator,
-    /// By block: its page, plus 1; 0 for a block of which no number has been used.
+    /// By block: page + 1; 0 if none of its numbers was used.
     page_index: Box<[u16]>,
     pages: Vec<Page>,
 }
 
 impl QpTable {
-    /// As many as may exist at once.
+    /// Maximum number of queue pairs.
     pub(crate) const MAX: usize = 1 << 16;
 
     pub(crate) fn new(seed: u64) -> Self {
@@ -37,17 +37,17 @@ impl QpTable {
         &mut self.qpns
     }
 
-    /// Whether a queue pair more would leave few numbers.
+    /// Whether few numbers are left for another queue pair.
     pub(crate) fn wants_numbers(&self) -> bool {
         self.qpns.is_low(self.len())
     }
 
-    /// Whether there is a number for a queue pair more.
+    /// Whether there is a number for another queue pair.
     pub(crate) fn has_numbers(&self) -> bool {
         self.qpns.capacity() > self.len()
     }
 
-    /// Slots there have ever been.
+    /// High-water mark of slots.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -56,7 +56,8 @@ impl QpTable {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts in what `make` makes of its number; `None` when there are as many as may be, or no number is left.
+    /// Inserts the queue pair that `make` creates for its number; `None` at the maximum, or when no
+    /// number is free.
     pub(crate) fn insert(&mut self, make: impl FnOnce(Qpn) -> QueuePair) -> Option<Qpn> {
         let used = self.len();
         if used == Self::MAX {
@@ -83,7 +84,7 @@ impl QpTable {
         true
     }
 
-    /// The slot of a queue pair that exists.
+    /// The slot of an existing queue pair.
     pub(crate) fn find(&self, qpn: Qpn) -> Option<u32> {
         entry(&self.page_index, &self.pages, qpn).checked_sub(1)
     }
@@ -96,7 +97,7 @@ impl QpTable {
         self.slots.get_mut(index as usize)?.as_mut()
     }
 
-    /// The entry of a number, with a page for its block.
+    /// The entry of a number; allocates a page for its block.
     fn entry_mut(&mut self, qpn: Qpn) -> &mut u32 {
         let page = &mut self.page_index[Block::of(qpn).index()];
         if *page == 0 {
@@ -180,7 +181,7 @@ mod tests {
         assert!(table.wants_numbers());
         table.qpns().add_block(last);
         assert!(!table.wants_numbers());
-        // All but the three that are never given out.
+        // All but the three reserved numbers.
         while all.len() < 2 * COUNT - 3 {
             all.push(insert(&mut table));
         }
