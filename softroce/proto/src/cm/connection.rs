@@ -1,13 +1,15 @@
-//! One connection: its states, what its owner may do in them, what the peer's messages and time do to it (IBTA vol 1, 12.9).
+//! The state machine of one connection: commands of its owner, messages of the peer, timeouts (IBTA
+//! vol 1, 12.9).
 //!
 //! ```text
-//! active:   ReqSent ──REP──▶ RepReceived ──establish──▶ Established ──disconnect──▶ DreqSent ──DREP──▶ TimeWait ──▶ Closed
-//! passive:  ReqReceived ──accept──▶ RepSent ──RTU──▶ Established ──────DREQ──────────────────────────▶ TimeWait ──▶ Closed
+//! active:  ReqSent ─REP▶ RepReceived ─establish▶ Established ─disconnect▶ DreqSent ─DREP▶ TimeWait
+//! passive: ReqReceived ─accept▶ RepSent ─RTU▶ Established ─DREQ▶ TimeWait
+//! both:    TimeWait ─timeout▶ Closed
 //! ```
 //!
-//! REQ, REP and DREQ are sent again until they are answered; RTU, REJ and DREP are answers, and sent again when what they answer comes again. A disconnect request is
-//! answered here at once, without the owner, who hears that the connection is over. A connection whose owner has destroyed it goes on as long as the peer is owed
-//! something, and tells nobody.
+//! REQ, REP and DREQ are retransmitted until they are answered; RTU, REJ and DREP are resent when
+//! the message they answer is received again. A DREQ is answered here at once, and the owner gets
+//! an event. A destroyed connection continues until the peer has been answered, without events.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -20,13 +22,13 @@ use crate::qp::Path;
 use crate::wire::Transport;
 use crate::{Instant, Mtu, Psn, Qpn};
 
-/// What an owner may take to answer, as a receipt tells it: 69 s, as long as the Linux kernel's rdma_cm.
+/// Service timeout in an MRA: 69 s, as in the Linux kernel's rdma_cm.
 const SERVICE_TIMEOUT: u8 = 24;
-/// The longest timeout that is believed, lest a peer's 5 bits keep something here for hours: 69 s.
+/// Upper bound for a peer's 5-bit timeout, so that a peer cannot hold state here for hours: 69 s.
 const MAX_TIMEOUT: u8 = 24;
-/// The target ACK delay of a soft device, as ibv_query_device(3) gives it: 134 ms.
+/// The target ACK delay of a soft device, as in ibv_query_device(3): 134 ms.
 const ACK_DELAY: u8 = 15;
-/// TTL or hop limit of paths whose requests do not tell.
+/// TTL or hop limit of paths whose requests carry none.
 pub(super) const HOP_LIMIT: u8 = 64;
 
 /// The state of a connection or of a SIDR exchange.
@@ -38,30 +40,30 @@ pub(super) enum State {
     RepSent,
     Established,
     DreqSent,
-    /// Over, but something of it may be on its way.
+    /// Over; packets of it may still be in flight.
     TimeWait,
     SidrSent,
     SidrReceived,
-    /// Over by an answer of ours that may be lost: it is kept for the peer to ask again.
+    /// Over, after a reply of ours that may be lost: kept so that it can be resent.
     Lingering,
     /// Over.
     Closed,
 }
 
-/// The GUID and queue pair of a peer: connected once at most (12.9.8.3).
+/// Address, GUID and queue pair of a peer: connected at most once (12.9.8.3).
 pub(super) type PeerKey = (IpAddr, u64, Qpn);
 
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) id: ConnectionId,
     pub(super) peer: IpAddr,
-    /// The peer's communication id, 0 while unknown; the request's in SIDR.
+    /// The peer's communication id, 0 while unknown; in SIDR the request's.
     pub(super) remote_id: u32,
     pub(super) state: State,
-    /// Its owner has destroyed it.
+    /// Destroyed by its owner.
     pub(super) released: bool,
     pub(super) service: ServiceId,
-    /// Where it came to, while it waits for its owner.
+    /// The listener, until the owner has answered the request.
     pub(super) listener: Option<ListenerId>,
     pub(super) deadline: Option<Instant>,
     pub(super) parameters: Option<Parameters>,
@@ -69,23 +71,23 @@ pub(super) struct Connection {
     transaction: u64,
     guid: u64,
     qpn: Qpn,
-    /// The message that goes again, by time or because the peer asks again.
+    /// The message to resend, on a timeout or on a duplicate from the peer.
     sent: Option<Box<Mad>>,
-    /// How often it still goes by time.
+    /// Retransmissions left.
     resends_left: u8,
     max_retries: u8,
-    /// How long its answer may take.
+    /// Retransmission interval.
     interval: Duration,
 }
 
-/// 4.096 µs · 2^t, within reason.
+/// 4.096 µs · 2^t, bounded.
 pub(super) fn timeout(code: u8) -> Duration {
     Duration::from_nanos(4096 << code.min(MAX_TIMEOUT))
 }
 
-/// The code that covers the times of two codes.
+/// The code of a timeout that covers the sum of two.
 fn combined_timeout(a: u8, b: u8) -> u8 {
-    // Where they are far apart the smaller is lost in the rounding of the larger.
+    // If they are far apart, the smaller is lost in the rounding of the larger.
     let (less, more) = if a < b { (a, b) } else { (b, a) };
     (more + u8::from(more - less <= 1)).min(31)
 }
@@ -113,19 +115,19 @@ impl Connection {
         }
     }
 
-    /// For the messages to come: how long their answers may take and how often they go again.
+    /// Sets retransmission interval and count of the following messages.
     pub(super) fn set_retry(&mut self, interval: Duration, max_retries: u8) {
         self.interval = interval;
         self.max_retries = max_retries.min(15);
     }
 
-    /// Our own device and queue pair.
+    /// Sets the local device and queue pair.
     pub(super) fn set_local_qp(&mut self, guid: u64, qpn: Qpn) {
         self.guid = guid;
         self.qpn = qpn;
     }
 
-    /// Takes up the request of a peer: what we answer it with is paced as it says.
+    /// Applies a peer's REQ: replies are retransmitted with the timeouts it gives.
     pub(super) fn take_request(&mut self, req: &Req, guid: u64, parameters: Parameters) {
         self.remote_id = req.local_id;
         self.guid = guid;
@@ -142,7 +144,7 @@ impl Connection {
         out.transmit(self.peer, message.to_mad(self.transaction));
     }
 
-    /// Sends a message that goes again when the peer asks again.
+    /// Sends a message that is resent when the peer repeats its own.
     fn send_reply(&mut self, message: &Message, out: &mut Out) {
         let mad = message.to_mad(self.transaction);
         out.transmit(self.peer, mad);
@@ -151,7 +153,7 @@ impl Connection {
         self.deadline = None;
     }
 
-    /// Sends a message that goes again until it is answered.
+    /// Sends a message that is retransmitted until it is answered.
     pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Out) {
         self.send_reply(message, out);
         self.resends_left = self.max_retries;
@@ -173,7 +175,8 @@ impl Connection {
     }
 
     fn rej_message(&self, message: MessageKind, reason: RejectReason, private_data: &[u8]) -> Message {
-        // Who asked first finds the connection of a timeout by the GUID, where it has no id yet (12.6.7.2).
+        // The peer of a timed-out request may have no id yet and finds the connection by the GUID
+        // (12.6.7.2).
         let info = if reason == RejectReason::TIMEOUT {
             self.guid.to_be_bytes().to_vec()
         } else {
@@ -204,7 +207,7 @@ impl Connection {
         }
     }
 
-    // Ends
+    // Termination
 
     pub(super) fn close(&mut self) {
         self.state = State::Closed;
@@ -213,7 +216,7 @@ impl Connection {
         self.sent = None;
     }
 
-    /// Over by what was just answered: kept until the peer has stopped asking.
+    /// Sends a final reply and keeps it until the peer has stopped retransmitting.
     pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
         self.send_reply(message, out);
         self.state = State::Lingering;
@@ -240,7 +243,7 @@ impl Connection {
         self.send_request(now, &message, out);
     }
 
-    // Commands. False: the state does not allow it.
+    // Commands. They return false if the state does not allow them.
 
     pub(super) fn accept(&mut self, now: Instant, accept: &Accept, out: &mut Out) -> bool {
         let (State::ReqReceived, Some(set)) = (self.state, &mut self.parameters) else {
@@ -291,7 +294,8 @@ impl Connection {
         true
     }
 
-    /// What came over the queue pair shows that the peer has heard us, before its RTU did (12.9.6: the communication established event).
+    /// The queue pair has received before the RTU arrived (12.9.6: the communication established
+    /// event).
     pub(super) fn notify(&mut self, out: &mut Out) -> bool {
         match self.state {
             State::RepSent => {
@@ -306,14 +310,14 @@ impl Connection {
     pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Out) -> bool {
         match self.state {
             State::Established | State::RepSent => self.disconnect_request(now, private_data, out),
-            // It is over, or as good as.
+            // Already disconnecting or disconnected.
             State::DreqSent | State::TimeWait => {}
             _ => return false,
         }
         true
     }
 
-    /// Its owner is gone. What the peer is owed is still said.
+    /// Destroyed by its owner: sends what the peer must still be sent.
     pub(super) fn release(&mut self, now: Instant, out: &mut Out) {
         self.released = true;
         match self.state {
@@ -367,14 +371,14 @@ impl Connection {
                 self.push_event(CmEvent::TimewaitExit { id: self.id }, out);
             }
             State::Lingering => self.close(),
-            // None of them has a deadline.
+            // No deadline in these states.
             State::ReqReceived | State::RepReceived | State::Established | State::SidrReceived | State::Closed => {}
         }
     }
 
     // Messages
 
-    /// The request that it came of has come again.
+    /// A duplicate of its REQ or SIDR_REQ was received.
     pub(super) fn duplicate_request(&self, out: &mut Out) {
         match self.state {
             State::ReqReceived => self.send_once(&self.mra_message(MessageKind::Request), out),
@@ -394,7 +398,7 @@ impl Connection {
         }
     }
 
-    /// The peer's queue pair is that of another connection.
+    /// The peer's queue pair belongs to another connection: rejects the REP as stale.
     pub(super) fn reject_stale(&mut self, now: Instant, rep: &Rep, out: &mut Out) {
         self.remote_id = rep.local_id;
         let message = self.rej_message(MessageKind::Reply, RejectReason::STALE_CONNECTION, &[]);
@@ -406,7 +410,7 @@ impl Connection {
         match self.state {
             State::ReqSent => {}
             State::RepReceived => return self.send_once(&self.mra_message(MessageKind::Reply), out),
-            // Our RTU, or our rejection, was lost.
+            // The RTU or REJ was lost.
             State::Established | State::Lingering => return self.resend(out),
             _ => return,
         }
@@ -491,7 +495,7 @@ impl Connection {
         }
     }
 
-    /// Whether it still stands for its peer's queue pair.
+    /// Whether it still holds its peer's queue pair.
     pub(super) fn is_live(&self) -> bool {
         matches!(
             self.state,
@@ -499,7 +503,7 @@ impl Connection {
         )
     }
 
-    /// The peer's process is gone, and answers no more.
+    /// The peer's process is gone and will not answer.
     pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Out) {
         match self.state {
             State::Established | State::DreqSent => self.enter_timewait(now, out),
@@ -511,7 +515,7 @@ impl Connection {
         }
     }
 
-    /// The peer has begun anew with the queue pair of this connection: it has forgotten this one (12.9.8.3.1).
+    /// The peer restarted and reused the queue pair of this connection (12.9.8.3.1).
     pub(super) fn superseded(&mut self, now: Instant, out: &mut Out) {
         match self.state {
             State::Established => self.disconnect_request(now, &[], out),
@@ -524,7 +528,7 @@ impl Connection {
     }
 }
 
-/// The parameters of the passive side, as a request gives them; the peer is to begin with `psn`.
+/// The passive side's parameters by a REQ; the peer is to start with `psn`.
 pub(super) fn passive(
     req: &Req,
     (local, remote): (IpAddr, IpAddr),

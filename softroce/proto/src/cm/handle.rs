@@ -1,4 +1,4 @@
-//! Messages of peers: whose they are, and what nobody here is meant by.
+//! Dispatch of received messages to connections, and replies to those that match none.
 
 use core::net::IpAddr;
 
@@ -14,7 +14,8 @@ use crate::wire::Transport;
 use crate::{Gid, Instant, Mtu};
 
 impl Cm {
-    /// Takes a management datagram that came to queue pair 1 from `from`. Anything may be in it.
+    /// Handles a management datagram received on queue pair 1 from `from`. Its content is not
+    /// trusted.
     pub fn handle_mad(&mut self, now: Instant, from: IpAddr, mad: &Mad) {
         let from = from.to_canonical();
         let Some((transaction, message)) = Message::parse(mad) else {
@@ -61,14 +62,14 @@ impl Cm {
         self.dropped += u64::from(handled.is_none());
     }
 
-    /// The connection with our id and this peer, which calls it `theirs` if it is known what it does.
+    /// The connection with the local id `ours` and this peer, whose id for it is `theirs` if known.
     fn find_connection(&self, from: IpAddr, ours: u32, theirs: u32) -> Option<u32> {
         let connection = self.connections.get(&ours)?;
         let same = connection.remote_id == 0 || theirs == 0 || connection.remote_id == theirs;
         (connection.peer == from && same).then_some(ours)
     }
 
-    /// Refuses what no connection is for: an answer, so that the message was of use.
+    /// Rejects a message that matches no connection.
     fn send_rej(
         &mut self,
         to: IpAddr,
@@ -99,7 +100,8 @@ impl Cm {
         }
         let target = (MessageKind::Request, 0, req.local_id);
         if req.primary.local_gid != Gid::from(from) {
-            // Whoever sends data to another address than his manager's has it sent to somebody who has not asked for it.
+            // A request for another address than its sender's could direct traffic to a third
+            // party.
             return None;
         }
         let transport = match req.transport {
@@ -148,7 +150,8 @@ impl Cm {
         Some(())
     }
 
-    /// A connection for a request that has arrived; `None` when there is no room: the peer then asks again.
+    /// A connection for a received request; `None` when the backlog or table is full: the peer then
+    /// retransmits.
     fn new_passive(
         &mut self,
         key: RequestKey,
@@ -190,7 +193,7 @@ impl Cm {
         if let Some(id) = self.find_connection(from, dreq.remote_id, dreq.local_id) {
             return self.update(id, |connection, out| connection.dreq(now, dreq, transaction, out));
         }
-        // What is over here is over there too as soon as it hears so.
+        // Unknown connection: it is already closed here, so the peer may close it too.
         let drep = Message::Drep(IdsOnly {
             local_id: dreq.remote_id,
             remote_id: dreq.local_id,

@@ -1,4 +1,5 @@
-//! Datagram services: one question, one answer (IBTA vol 1, 12.11). Both sides are a [`Connection`] of two states.
+//! Service id resolution (SIDR) of datagram services: one request, one reply (IBTA vol 1, 12.11). A
+//! [`Connection`] with two states.
 
 use super::Out;
 use super::connection::{Connection, State};
@@ -7,7 +8,7 @@ use super::types::{CmEvent, SidrReply, SidrStatus};
 use crate::wire::DEFAULT_PKEY;
 use crate::{Instant, Qpn};
 
-/// The answer to a request for a service that nobody offers, or that is refused.
+/// A SIDR_REP with an error status.
 pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
     Message::SidrRep(SidrRep {
         request_id: req.request_id,
@@ -20,7 +21,7 @@ pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
 }
 
 impl Connection {
-    /// Asks.
+    /// Sends the SIDR_REQ.
     pub(super) fn send_sidr_req(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
         let message = Message::SidrReq(SidrReq {
             request_id: self.id.0,
@@ -31,7 +32,7 @@ impl Connection {
         self.send_request(now, &message, out);
     }
 
-    /// Answers; false when there is nothing to answer.
+    /// Sends the SIDR_REP; false when there is nothing to answer.
     pub(super) fn sidr_reply(&mut self, now: Instant, reply: &SidrReply, out: &mut Out) -> bool {
         if self.state != State::SidrReceived {
             return false;
@@ -48,7 +49,7 @@ impl Connection {
         true
     }
 
-    /// The answer to our question.
+    /// The SIDR_REP arrived.
     pub(super) fn sidr_rep(&mut self, rep: SidrRep, out: &mut Out) {
         if self.state != State::SidrSent {
             return;
@@ -68,7 +69,7 @@ impl Connection {
         }
     }
 
-    /// The owner of the exchange is gone.
+    /// Destroyed by its owner.
     pub(super) fn release_sidr(&mut self, now: Instant, out: &mut Out) {
         if self.state == State::SidrReceived {
             let reply = SidrReply {

@@ -1,4 +1,4 @@
-//! Every header there and back, known packets byte by byte, and arbitrary bytes.
+//! Round trips of every header, known packets byte by byte, and arbitrary bytes.
 
 use core::time::Duration;
 
@@ -112,7 +112,8 @@ fn packet_like() -> impl Strategy<Value = Vec<u8>> {
         })
 }
 
-/// Parses; what is accepted is written again, and must be the same but for bits that receivers ignore.
+/// Parses; an accepted packet is written again, and must be equal except for bits that receivers
+/// ignore.
 fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
     let Ok(packet) = Packet::parse(bytes) else {
         return Ok(());
@@ -153,7 +154,8 @@ proptest! {
             let needed = WriteError::TooLong { needed: len, len: short };
             prop_assert_eq!(write(&mut buf[..short], &bth, &extension, payload.len()), Err(needed));
             prop_assert_eq!(&buf, &before);
-            // Cut to a multiple of 4 it may still be a packet, of less payload; cut into the headers it never is.
+            // Cut to a multiple of 4 it may still be a packet with less payload; cut into the
+            // headers it never is.
             let parsed = Packet::parse(&buf[..short]);
             prop_assert!(parsed.is_err() || short % 4 == 0 && short >= start + 4);
         }
@@ -176,7 +178,8 @@ proptest! {
     }
 }
 
-/// The layout by hand from the standard's figures, so that reading and writing cannot be wrong together.
+/// The layout by hand from the standard's figures, so that reading and writing cannot both be
+/// wrong.
 #[test]
 fn a_write_only_byte_by_byte() {
     let mut bth = Bth::new(Opcode::RcWriteOnlyImm, Qpn::new(0x12_3456), Psn::new(0xab_cdef));
@@ -314,7 +317,7 @@ fn opcodes() {
             _ => Transport::Ud,
         };
         assert_eq!(opcode.transport(), service);
-        // The names say it all once more.
+        // The names encode the same properties.
         let name = format!("{opcode:?}");
         assert_eq!(opcode.has_imm(), name.ends_with("Imm"), "{name}");
         assert_eq!(opcode.has_invalidate(), name.ends_with("Invalidate"), "{name}");

@@ -1,4 +1,5 @@
-//! Datagrams of the Linux 6.1 kernel's rdma_cm on rxe, as they were on the wire, without the zeros at their ends; and what they say.
+//! Datagrams of the Linux 6.1 kernel's rdma_cm on rxe as captured, without their trailing zeros;
+//! and their contents.
 
 use super::*;
 use crate::cm::{IpHeader, PortSpace};
@@ -23,7 +24,7 @@ fn mad(hex: &str) -> Mad {
     mad
 }
 
-/// Reads a datagram, and sees that it is written again as it was.
+/// Parses a datagram, and checks that it is written back unchanged.
 fn message(hex: &str) -> Message {
     let mad = mad(hex);
     let (transaction, message) = Message::parse(&mad).unwrap();
