@@ -399,14 +399,14 @@ impl Endpoint {
 
     /// The shm link is full: queue pairs that need it wait until [`lane_ready`](Self::lane_ready),
     /// others continue (back-pressure).
-    pub fn lane_full(&mut self, lane: LaneId) {
-        self.full_shm_links.fill(lane);
+    pub fn lane_full(&mut self, link: LaneId) {
+        self.full_shm_links.fill(link);
     }
 
     /// The shm link has free slots again, or has failed and discards packets.
     /// [`poll_transmit`](Self::poll_transmit) may have packets then.
-    pub fn lane_ready(&mut self, lane: LaneId) {
-        for index in self.full_shm_links.ready(lane) {
+    pub fn lane_ready(&mut self, link: LaneId) {
+        for index in self.full_shm_links.ready(link) {
             self.active.add(index);
         }
     }

@@ -226,7 +226,7 @@ pub trait Memory {
 
     /// Whether copies of READ responses to this queue pair are still in progress: until they finish
     /// no SEND, WRITE or atomic begins, nor a READ with a fence, as it might read the destination.
-    /// The owner then calls [`Endpoint::settled`](crate::Endpoint::settled).
+    /// The owner then notifies the [`Endpoint`](crate::Endpoint).
     fn is_unsettled(&self, _qpn: Qpn) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Queue pair 1: management datagrams go out and come in as packets of UD, and nothing else does.
+//! Queue pair 1: management datagrams are sent and received as UD packets, and nothing else is.
 
 mod util;
 
@@ -36,7 +36,7 @@ fn mad(byte: u8) -> Box<Mad> {
     Box::new([byte; MAD_LEN])
 }
 
-/// Gives an endpoint a packet, its ICRC made right before.
+/// Seals a packet and passes it to an endpoint.
 fn handle(endpoint: &mut Endpoint, mut packet: Vec<u8>, ident: u16) {
     Flow::new(ENDS[0], ENDS[1], PORT, PORT).seal(0, &mut packet);
     let datagram = Datagram {
@@ -118,7 +118,7 @@ fn other_datagrams_are_refused() {
     }
 }
 
-/// Whoever floods it fills the room there is, and leaves a count.
+/// A flood fills the queue and is counted.
 #[test]
 fn a_flood_is_bounded() {
     let mut endpoint = Endpoint::new(1);
@@ -136,7 +136,7 @@ fn a_flood_is_bounded() {
     }
     assert!((1..flood).contains(&taken));
     assert_eq!(taken + endpoint.counters().dropped_messages, flood);
-    // Nor does its own owner's.
+    // The send queue is bounded too.
     let sent = (0..flood).filter(|_| endpoint.send_mad(path(), mad(0))).count();
     assert!((1..flood as usize).contains(&sent));
 }

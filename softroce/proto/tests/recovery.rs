@@ -1,4 +1,4 @@
-//! What is done when packets are lost, come twice, or meet no receive: retries, waits and answers given again.
+//! Recovery: lost packets (go-back-N), duplicates, RNR NAKs, retry counts, replay of atomics.
 
 mod util;
 
@@ -30,7 +30,7 @@ fn one_nak_per_gap() {
     assert_eq!(pair.syndromes(1).len(), 2);
     let counters = pair.nodes[1].endpoint.counters();
     assert_eq!((counters.sequence_naks_sent, counters.out_of_sequence), (1, 14));
-    // Everything from the gap on went again, and nothing waited for the timer.
+    // Go-back-N: everything from the gap on was retransmitted, without a timeout.
     assert_eq!(pair.nodes[0].endpoint.counters().retransmits, 15);
     assert_eq!(pair.nodes[0].endpoint.counters().timeouts, 0);
     assert_eq!(pair.bytes(1, remote), pattern(256 * 20, 1));
@@ -53,7 +53,7 @@ fn duplicated_naks_cause_one_go_back_n() {
 fn read_is_reissued_from_the_first_missing_response() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 10);
     pair.post(0, &read_from(1, &[local], remote));
-    // The request is number 0, the fifth response number 5.
+    // The request is packet 0, the fifth response packet 5.
     pair.run_with(|number, _| if number == 5 { Fate::Drop } else { Fate::Deliver });
     let requests: Vec<_> = pair.log.iter().filter(|sent| sent.from == 0).collect();
     assert_eq!(requests.len(), 2);
@@ -82,7 +82,7 @@ fn duplicate_atomic_is_replayed() {
         };
         pair.post(0, &atomic_on(wr_id, &[result], remote, ADD));
     }
-    // Every answer is lost twice.
+    // Every response is lost twice.
     let mut answers = 0;
     pair.run_with(|_, sent| {
         answers += usize::from(sent.from == 1);
@@ -113,7 +113,7 @@ fn duplicate_send_is_acknowledged_and_not_executed() {
     pair.receive(1, 10, &[remote]);
     pair.receive(1, 11, &[remote]);
     pair.post(0, &send(1, &[local]));
-    // The first acknowledgement is lost.
+    // The first ACK is lost.
     pair.run_with(|number, _| if number == 1 { Fate::Drop } else { Fate::Deliver });
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
     assert_eq!(pair.completed(1, RECV_CQ), success([10]));
@@ -125,7 +125,7 @@ fn duplicate_send_is_acknowledged_and_not_executed() {
 fn each_gap_is_reported() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 30);
     pair.post(0, &write_to(1, &[local], remote));
-    // The 30 packets, a NAK, 25 packets again, a NAK, and so on.
+    // 30 packets, a NAK, 25 retransmissions, a NAK, and so on.
     pair.run_with(|number, _| {
         if matches!(number, 5 | 40 | 60) {
             Fate::Drop
@@ -138,9 +138,9 @@ fn each_gap_is_reported() {
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
 }
 
-// Requests that come again
+// Duplicate requests
 
-/// The opcodes a node sends next.
+/// The opcodes and PSNs a node sends next.
 fn answers(pair: &mut Pair, at: usize) -> Vec<(Opcode, u32)> {
     pair.log.clear();
     pair.transmit(at, &mut drop_all);
@@ -168,13 +168,13 @@ fn reth(at: Sge, offset: u64, len: u32) -> Extension {
 fn duplicate_read_during_its_responses_rewinds() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
-    // Before anything of it was sent, the second request changes nothing.
+    // Before anything of it was sent, the duplicate changes nothing.
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(
         pair.transmit_one(1).map(|sent| sent.opcode()),
         Some(Opcode::RcReadResponseFirst)
     );
-    // What is still to come is not sent twice, what went is.
+    // Pending responses are not sent twice, sent ones are.
     pair.forge(1, Opcode::RcReadRequest, 101, &reth(remote, 256, 344), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3[1..]);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
@@ -206,7 +206,7 @@ fn mismatched_duplicate_read_is_not_answered() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3);
-    // It would take PSNs that are still to come.
+    // It would take PSNs beyond the expected one.
     pair.forge(1, Opcode::RcReadRequest, 102, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), []);
     assert_eq!((pair.state(1), pair.expected_psn(1)), (State::Rts, 103));
@@ -322,7 +322,7 @@ fn ack_timeout_retries_retry_cnt_times_then_fails() {
 
 #[test]
 fn progress_resets_the_retry_count() {
-    // Each packet gets through the third time only: 20 packets need more retries than there are.
+    // Each packet gets through at the third attempt: 20 packets need more retries than the count.
     let (mut pair, local, remote) = with_regions(
         Setup {
             retry_cnt: 2,
@@ -374,7 +374,7 @@ fn nothing_is_due_when_all_is_acknowledged() {
     assert_eq!(pair.nodes[1].endpoint.poll_timeout(), None);
 }
 
-// Receiver not ready
+// RNR NAK
 
 #[test]
 fn rnr_nak_delays_the_sender_by_the_rnr_timer() {
@@ -397,7 +397,7 @@ fn rnr_nak_delays_the_sender_by_the_rnr_timer() {
         let wait = RnrTimer::from_code(14);
         assert_eq!(pair.syndromes(1), [Syndrome::RnrNak(wait)]);
         assert_eq!(pair.nodes[0].endpoint.poll_timeout(), Some(start + wait.duration()));
-        // Whatever is posted meanwhile waits too.
+        // Later requests wait too.
         pair.post(0, &write_to(2, &[local], remote));
         pair.exchange(&mut |_, _| Fate::Deliver);
         let sent = pair.opcodes(0).len();
@@ -426,7 +426,7 @@ fn rnr_retries_are_counted() {
         assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RnrRetryExceeded)]);
         assert_eq!(pair.opcodes(0).len(), usize::from(rnr_retry) + 1);
         assert_eq!(pair.state(0), State::Err);
-        // The receiver is none the wiser.
+        // The receiver is not affected.
         assert_eq!(pair.state(1), State::Rts);
     }
 }
@@ -450,7 +450,7 @@ fn rnr_retry_7_is_for_ever() {
 
 #[test]
 fn rnr_naks_consume_no_transport_retries() {
-    // Between two RNR NAKs one packet is lost: with one retry, that must not add up.
+    // One packet is lost between two RNR NAKs: with a retry count of one, these must not add up.
     let (mut pair, local, remote) = with_regions(
         Setup {
             retry_cnt: 1,
@@ -512,7 +512,7 @@ fn rnr_wait_is_not_cut_short() {
     );
     let start = pair.now;
     (1..=3).for_each(|wr_id| pair.post(0, &send(wr_id, &[local])));
-    // The RNR NAK comes twice, then a sequence NAK for the same packet.
+    // The RNR NAK is duplicated, then a sequence NAK for the same packet.
     pair.exchange(&mut |_, sent| if sent.from == 1 { Fate::Duplicate } else { Fate::Deliver });
     let nak = Aeth {
         syndrome: Syndrome::Nak(Nak::PsnSequence),

@@ -1,4 +1,5 @@
-//! The tests of the transports once more, with both ends on one host and a lane between them; and what only lanes have.
+//! All transport tests over a shm link, both ends on one host; and tests of what is specific to shm
+//! links.
 #![expect(
     clippy::duplicate_mod,
     reason = "each file of tests brings its own frame, which finds out by its path that it is here"

@@ -1,4 +1,4 @@
-//! The states of a queue pair: which modifies are taken, what may be posted, what is flushed.
+//! The states of a queue pair: allowed transitions, posting, flushing.
 
 mod util;
 
@@ -148,7 +148,7 @@ fn merge(into: &mut Modify, from: &Modify) {
         min_rnr_timer sq_psn max_dest_rd_atomic dest_qpn qkey);
 }
 
-/// A fresh pair whose first queue pair is in `state`.
+/// A new pair whose first queue pair is in `state`.
 fn in_state(transport: Transport, state: State) -> Pair {
     let mut pair = Pair::connected(Setup {
         transport,
@@ -175,7 +175,7 @@ fn attempt(from: State, modify: &Modify) -> Result<(), ModifyError> {
     attempt_over(Transport::Rc, from, modify)
 }
 
-/// Tries a modify of a queue pair in `from`, and gives the error that it got.
+/// Modifies a queue pair in `from`; returns the result.
 fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<(), ModifyError> {
     let mut pair = in_state(transport, from);
     let (node, now) = (&mut pair.nodes[0], pair.now);
@@ -189,7 +189,8 @@ fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<()
     result
 }
 
-/// What ibv_modify_qp(3) and IBTA table 91 say: (from, to, required, optional), bits of `enum ibv_qp_attr_mask`.
+/// ibv_modify_qp(3) and IBTA table 91: (from, to, required, optional), bits of
+/// `enum ibv_qp_attr_mask`.
 type Row = (State, State, u32, u32);
 
 const RC: [Row; 19] = [
@@ -282,26 +283,26 @@ fn every_transition_of_ud_with_every_attribute() {
 fn every_transition(transport: Transport, table: &[Row]) {
     let all = attributes(&Pair::connected(Setup::default()));
     let attempt = |from, modify: &Modify| attempt_over(transport, from, modify);
-    // RC never gets into SQE.
+    // RC never enters SQE.
     let exists = |state: &State| transport != Transport::Rc || *state != State::Sqe;
     for from in STATES.into_iter().filter(exists) {
         for to in STATES {
-            let asked = Modify {
+            let base = Modify {
                 state: Some(to),
                 ..Modify::default()
             };
             let Some((.., required, optional)) = table.iter().find(|row| (row.0, row.1) == (from, to)) else {
-                assert_eq!(attempt(from, &asked), Err(ModifyError::Transition { from, to }));
+                assert_eq!(attempt(from, &base), Err(ModifyError::Transition { from, to }));
                 continue;
             };
-            let mut least = asked;
+            let mut least = base;
             all.iter()
                 .filter(|(bit, _)| required & bit != 0)
                 .for_each(|(_, modify)| merge(&mut least, modify));
             assert_eq!(attempt(from, &least), Ok(()), "{from:?} {to:?}");
             for (bit, modify) in &all {
                 if required & bit != 0 {
-                    let mut without = asked;
+                    let mut without = base;
                     let others = all.iter().filter(|(other, _)| required & other != 0 && other != bit);
                     others.for_each(|(_, modify)| merge(&mut without, modify));
                     assert_eq!(
@@ -516,7 +517,7 @@ fn requests_that_are_refused() {
     );
     assert_eq!(post(&util::request(1, operation, &[half])), Err(PostError::Invalid));
     assert_eq!(post(&util::request(1, operation, &[])), Err(PostError::Invalid));
-    // What was refused takes no room: 64 fit, and not one more.
+    // Refused requests take no slot: 64 fit, and not one more.
     (0..64).for_each(|_| assert_eq!(post(&inline(&[0; 600])), Ok(())));
     assert_eq!(post(&inline(&[])), Err(PostError::Full));
     let receive = |sges: &'static [_]| ReceiveRequest { wr_id: 1, sges };
@@ -537,7 +538,8 @@ fn requests_that_are_refused() {
     );
 }
 
-/// A pair with work of every kind under way: two WRITEs unsignalled, a READ, and three receives of which one is half filled.
+/// A pair with work of every kind in flight: two unsignaled WRITEs, a READ, and three receives of
+/// which one is half filled.
 fn busy() -> Pair {
     let mut pair = Pair::connected(Setup::default());
     let (local, remote) = (pair.region(0, pattern(600, 1)), pair.region(1, pattern(600, 2)));
@@ -565,7 +567,7 @@ fn the_error_state_flushes_in_order() {
     let flushed = |wr_ids: [u64; 3]| wr_ids.map(|wr_id| (wr_id, Status::Flushed));
     assert_eq!(pair.completed(0, SEND_CQ), flushed([1, 2, 3]));
     assert_eq!(pair.completed(1, RECV_CQ), flushed([10, 11, 12]));
-    // Silence: nothing is sent, nothing is due.
+    // Nothing is sent, no timer runs.
     assert_eq!(pair.log.len(), 7);
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
     assert_eq!((pair.nodes[0].events.len(), pair.nodes[1].events.len()), (0, 0));

@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one packet each, from anybody who knows the Q_Key (IBTA vol 1, 9.8.4).
+//! Unreliable datagrams: one packet each, from any sender with the Q_Key (IBTA vol 1, 9.8.4).
 
 mod util;
 
@@ -77,7 +77,7 @@ fn datagram_completes_when_transmitted() {
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
 }
 
-/// Each request goes its own way, with its own traffic class and hop limit.
+/// Each request has its own path, traffic class and hop limit.
 #[test]
 fn every_request_has_its_destination() {
     let (mut pair, local, _) = connected();
@@ -123,7 +123,7 @@ fn another_queue_key_is_refused() {
         (pair.completed(1, RECV_CQ), pair.counters(1).qkey_violations)
     };
     assert_eq!(post(QKEY + 1), (vec![], 1));
-    // The highest bit asks for the sender's own.
+    // The highest bit selects the sender's own.
     assert_eq!(post(0x8000_0000), (success([5]), 1));
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 1]));
 }

@@ -16,14 +16,14 @@ impl QueuePair {
     /// [`Endpoint::handle_short`](crate::Endpoint::handle_short).
     pub(crate) fn handle_short<M: Memory>(
         &mut self,
-        lane: LaneId,
+        link: LaneId,
         bth: &Bth,
         reth: &Reth,
         len: usize,
         memory: &mut M,
     ) -> bool {
         let eligible = self.init.transport == Transport::Rc && self.receives() && self.established;
-        let on_link = self.connection.shm_link == Some(lane);
+        let on_link = self.connection.shm_link == Some(link);
         eligible && on_link && self.responder.handle_short(bth, reth, len, &self.connection, memory)
     }
 
@@ -38,7 +38,7 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
     ) -> Option<Short> {
-        let lane = self.connection.shm_link?;
+        let link = self.connection.shm_link?;
         let eligible = self.init.transport == Transport::Rc && self.state == State::Rts;
         if !eligible || self.responder.has_replies() != has_ack || self.responder.has_only_ack() != has_ack {
             return None;
@@ -51,7 +51,7 @@ impl QueuePair {
         let acknowledgement = self.responder.take_ack(&self.connection);
         self.end_burst(false);
         Some(Short {
-            lane,
+            lane: link,
             acknowledgement,
             headers,
             len,

@@ -173,8 +173,8 @@ impl QueuePair {
     }
 
     /// Whether its packets arrive on this shm link; UD accepts packets from any.
-    pub(crate) fn is_on_shm_link(&self, lane: LaneId) -> bool {
-        self.init.transport == Transport::Ud || self.connection.shm_link == Some(lane)
+    pub(crate) fn is_on_shm_link(&self, link: LaneId) -> bool {
+        self.init.transport == Transport::Ud || self.connection.shm_link == Some(link)
     }
 
     /// The shm link of the next packet to send, if it takes one.

@@ -99,7 +99,7 @@ fn headers() -> impl Strategy<Value = (Bth, Extension)> {
         )
 }
 
-/// Bytes that look like a packet: a known opcode and version 0, then anything.
+/// Bytes resembling a packet: a known opcode and version 0, then anything.
 fn packet_like() -> impl Strategy<Value = Vec<u8>> {
     (
         prop::sample::select(Opcode::ALL),

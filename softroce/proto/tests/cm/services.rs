@@ -1,4 +1,4 @@
-//! Datagram services: one question, one answer.
+//! Datagram services (SIDR).
 
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::Qpn;
@@ -73,7 +73,7 @@ fn refused_and_unanswered() {
     assert!(
         matches!(&net.events[0][..], [CmEvent::SidrReply { reply, .. }] if reply.status == SidrStatus::UNSUPPORTED)
     );
-    // Destroyed by whom it was meant for.
+    // Destroyed by the listener's owner.
     net.cms[1].listen(UD, 4).unwrap();
     net.cms[0].sidr_request(net.now, &Net::sidr_request(UD)).unwrap();
     net.run_with(
@@ -92,7 +92,7 @@ fn refused_and_unanswered() {
     assert_eq!(net.events[0].last(), Some(&CmEvent::Unreachable { id }));
 }
 
-/// The bytes of a message tell which of the processes at an address it is for.
+/// A message's bytes determine the process of the address that it is for.
 #[test]
 fn routes() {
     let mut net = Net::new();

@@ -1,4 +1,5 @@
-//! Requests that nobody waits for are not acknowledged one by one on a lane; and whoever begins to wait hears of them all the same.
+//! ACK suppression on shm links: unsignaled requests are sent without AckReq, which is requested
+//! later when something waits.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -30,7 +31,7 @@ fn acknowledgements(pair: &Pair) -> usize {
     pair.opcodes(1).iter().filter(of).count()
 }
 
-/// A pair whose first node has posted an unsignalled WRITE that has arrived.
+/// A pair whose first node has posted an unsignaled WRITE that was executed.
 fn with_suppressed_ack(setup: Setup) -> (Pair, Sge, Sge) {
     let (mut pair, local, remote) = with_regions(setup, 8);
     pair.post(0, &unsignalled(write_to(1, &[local], remote)));
@@ -66,7 +67,7 @@ fn read_response_acknowledges_all_before_it() {
 #[test]
 fn half_full_queue_requests_acks() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
-    // The queue takes 64.
+    // The queue has 64 slots.
     for wr_id in 0..1000 {
         pair.post(0, &unsignalled(write_to(wr_id, &[local], remote)));
         deliver(&mut pair);
@@ -87,7 +88,6 @@ fn on_ack_timeout_the_last_packet_requests_an_ack() {
     assert_eq!(acknowledgements(&pair), 1);
     assert_eq!(pair.counters(0).timeouts, 0);
     assert_eq!(pair.completed(0, SEND_CQ), []);
-    // And that is that.
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
 }
 
@@ -115,7 +115,7 @@ fn dead_peer_is_detected() {
     pair.run_with(|_, _| Fate::Drop);
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RetryExceeded)]);
     assert_eq!(pair.state(0), State::Err);
-    // One period until it asks, and then as ever.
+    // One period until AckReq is sent, then the usual retries.
     assert_eq!(pair.now - start, Duration::from_nanos(4096 << 8) * 4);
 }
 
@@ -151,7 +151,7 @@ fn local_request_triggers_an_ack_request() {
     pair.post(0, &request(2, Operation::Bind(bind), &[]));
     deliver(&mut pair);
     assert_eq!(pair.completed(0, SEND_CQ), success([2]));
-    // The same where something quiet is behind it already.
+    // The same with an unsignaled request already behind it.
     pair.post(0, &unsignalled(write_to(3, &[local], remote)));
     pair.post(0, &request(4, Operation::Invalidate { rkey }, &[]));
     pair.post(0, &unsignalled(write_to(5, &[local], remote)));

@@ -1,4 +1,4 @@
-//! Requests that are sent as they are posted: the short way is no other way, and is taken by what it is for.
+//! The fast path for short requests equals the general path, and is taken for what it is meant for.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -14,7 +14,7 @@ use util::{
     success, with_regions, write_operation, write_to,
 };
 
-/// The regions of each node.
+/// Length of each region.
 const LEN: usize = 2 * SHM_INLINE;
 
 fn deliver(_: usize, _: &util::Sent) -> Fate {
@@ -27,7 +27,7 @@ enum Kind {
     Write(Option<u32>),
     /// Beyond the end of the peer's region.
     WriteBeyond,
-    /// From memory that is not the poster's.
+    /// From memory that is not registered.
     WriteFromNowhere,
     Read,
     Add,
@@ -45,14 +45,14 @@ enum Act {
         solicited: bool,
     },
     Receive(usize),
-    /// What is on the wire arrives, and nobody answers yet.
+    /// Packets in flight arrive, without replies yet.
     Arrive,
     Exchange,
     Modify(usize, State),
-    /// A lane takes nothing more, and then does again.
+    /// A link becomes full, and has free slots again.
     Full(usize),
     Ready(usize),
-    /// Whatever is due happens.
+    /// All deadlines expire.
     Wait,
 }
 
@@ -92,11 +92,11 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// All that can be seen of a run.
+/// Everything observable of a run.
 fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize) {
     let mut pair = Pair::connected(setup);
     let memories: [[Sge; 3]; 2] = [0, 1].map(|at| [0, 1, 2].map(|seed| pair.region(at, pattern(LEN, seed))));
-    // The same packet has the same fate, whoever looks.
+    // A packet's fate depends on its number only.
     let mut fate = |number: usize, _: &util::Sent| {
         let dice = (number as u64 + 1)
             .wrapping_mul(losses | 1)
@@ -169,7 +169,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
                     state: Some(state),
                     ..Default::default()
                 };
-                // It may be in a state from which there is no way.
+                // The current state may not allow it.
                 let _ = node.endpoint.modify_qp(pair.now, node.qpn, &modify);
             }
             Act::Full(at) => full[at] = true,
@@ -179,8 +179,8 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
         for (at, full) in full.iter().enumerate() {
             let link = shm_link_to(1 - at).unwrap();
             match full {
-                true => pair.nodes[at].endpoint.lane_full(lane),
-                false => pair.nodes[at].endpoint.lane_ready(lane),
+                true => pair.nodes[at].endpoint.lane_full(link),
+                false => pair.nodes[at].endpoint.lane_ready(link),
             }
         }
     }
@@ -213,7 +213,7 @@ proptest! {
         signal_all in prop::bool::weighted(0.2),
         losses in prop_oneof![Just(0u64), any::<u64>()],
     ) {
-        // Without an end to its tries a SEND without a receive would go on for ever.
+        // With infinite RNR retries a SEND without a receive would never end.
         let setup = Setup { window, psns: [psn, 9000], signal_all, rnr_retry: 3, ..Setup::default() };
         let (log, seen, _) = run(setup, &acts, losses);
         let (long_log, long_seen, fast_path_hits) = run(Setup { fast_path: false, ..setup }, &acts, losses);
@@ -223,7 +223,7 @@ proptest! {
     }
 }
 
-/// An acknowledgement that a full lane held up lets the requests go first, by either way.
+/// An ACK delayed by a full link lets requests go first, on either path.
 #[test]
 fn after_a_full_link_requests_go_first() {
     let post = |from, kind| Act::Post {
@@ -268,7 +268,7 @@ fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
 fn short_messages_take_the_fast_path() {
     let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE);
     assert!(post(&mut pair, 0, &write_to(1, &[local], remote)));
-    // As many as go out, acknowledged or not.
+    // The fast path does not depend on earlier ones being acknowledged.
     assert!(post(&mut pair, 0, &write_to(2, &[local], remote)));
     pair.receive(1, 9, &[remote]);
     assert!(post(&mut pair, 0, &send(3, &[local])));
@@ -316,7 +316,7 @@ fn ineligible_requests_take_the_general_path() {
     assert!(!post(&mut pair, 0, &write_to(4, &[local], remote)), "one is before it");
     pair.run();
     pair.nodes[0].endpoint.lane_full(shm_link_to(1).unwrap());
-    assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the lane is full");
+    assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the link is full");
     pair.nodes[0].endpoint.lane_ready(shm_link_to(1).unwrap());
     pair.run();
     pair.enter(0, State::Sqd);

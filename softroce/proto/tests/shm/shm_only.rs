@@ -1,4 +1,5 @@
-//! What only lanes have: payloads by reference that may be gone, backpressure, and packets that are withdrawn.
+//! Specific to shm links: payloads by reference that become unreadable, back-pressure, revoked
+//! references.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -19,7 +20,8 @@ fn part(sge: Sge, len: usize) -> Sge {
     Sge { len: len as u32, ..sge }
 }
 
-/// Writes the next packet of the first node: bytes of payload in the buffer, and referred to.
+/// Writes the next packet of the first node; returns its payload bytes in the buffer and by
+/// reference.
 fn next(pair: &mut Pair) -> (usize, u32) {
     let mut buf = [0; 4096 + 128];
     let node = &mut pair.nodes[0];
@@ -79,7 +81,7 @@ fn packets_of_the_maximum_shm_mtu() {
     assert_eq!(pair.completed(0, SEND_CQ), success([2]));
 }
 
-/// A payload that is gone is a packet that was lost: nothing is said of it, and it comes again.
+/// An unreadable payload counts as a lost packet: no error is reported, and it is retransmitted.
 #[test]
 fn unreadable_payload_is_a_lost_packet() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
@@ -87,7 +89,7 @@ fn unreadable_payload_is_a_lost_packet() {
     pair.nodes[1].memory.unreadable_after = Some(1);
     pair.post(0, &send(1, &[local]));
     pair.run();
-    // The packet behind it had no place.
+    // The packet behind it was out of sequence.
     assert_eq!(pair.counters(1).sequence_naks_sent, 1);
     assert_eq!(pair.bytes(1, remote), pattern(600, 1));
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
@@ -158,7 +160,7 @@ fn full_link_blocks_only_its_own_qps() {
     assert!(pair.transmit_one(0).is_none());
     pair.nodes[0].endpoint.lane_ready(LaneId(7));
     assert!(pair.transmit_one(0).is_none());
-    // The other direction is another lane.
+    // The other direction is another link.
     pair.post(1, &write_to(3, &[remote], local));
     assert!(pair.transmit_one(1).is_some());
     pair.nodes[0].endpoint.lane_ready(TO_PEER);
@@ -196,7 +198,7 @@ fn datagrams_wait_for_their_link_in_order() {
     assert_eq!(pair.completed(1, RECV_CQ), success([5]));
 }
 
-/// A peer that stands still: the timer of what is on its way goes on, whether or not there is room to send it again.
+/// A stalled peer: the ACK timer runs even if the link is too full to retransmit.
 #[test]
 fn full_link_runs_into_the_retry_limit() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
@@ -224,7 +226,7 @@ fn err_reset_and_destroy_revoke_references() {
     }
 }
 
-/// Only the peer's lane brings packets of a connection, and no datagram does.
+/// Packets of a connection are accepted from the peer's link only, and not as datagrams.
 #[test]
 fn packets_from_another_link_are_refused() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 64);
@@ -233,10 +235,10 @@ fn packets_from_another_link_are_refused() {
     let mut headers = [0; 64];
     let end = wire::write_headers(&mut headers, &bth, &Extension::Bare).unwrap();
     let address = node.address;
-    fn packet(address: std::net::IpAddr, lane: LaneId, headers: &[u8]) -> LanePacket<'_> {
+    fn packet(address: std::net::IpAddr, link: LaneId, headers: &[u8]) -> LanePacket<'_> {
         let len = 0;
         LanePacket {
-            lane,
+            lane: link,
             address,
             headers,
             len,
@@ -259,14 +261,14 @@ fn packets_from_another_link_are_refused() {
     node.endpoint.handle_datagram(pair.now, &datagram, memory);
     assert_eq!(node.endpoint.counters().wrong_peer, 2);
     let link = shm_link_to(0).unwrap();
-    // Every length but the right one is malformed, and so is a payload where there can be none.
+    // Any other length is malformed, and so is a payload where there can be none.
     for end in (0..64).filter(|wrong| *wrong != end) {
         node.endpoint
             .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
     }
     assert_eq!(node.endpoint.counters().malformed, 63);
-    let stranger = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
-    wire::write_headers(&mut headers, &stranger, &Extension::Bare).unwrap();
+    let unknown_qp = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
+    wire::write_headers(&mut headers, &unknown_qp, &Extension::Bare).unwrap();
     node.endpoint
         .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().no_qp, 1);

@@ -1,4 +1,4 @@
-//! Registered memory of plain vectors, with guard bytes around every region.
+//! A [`Memory`] of plain vectors, with guard bytes around every region.
 
 use std::mem;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use doorbell_roce_proto::{LKey, RKey};
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// What a region grants.
+/// The rights of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rights {
     pub(crate) local_write: bool,
@@ -55,13 +55,13 @@ pub(crate) struct Regions {
     pd: PdId,
     regions: Vec<Region>,
     windows: Vec<Window>,
-    /// The key of each binding and invalidation that was carried out.
+    /// The key of each bind and invalidation.
     pub(crate) log: Vec<RKey>,
-    /// What the packet being written refers to, as it is now.
+    /// The payload by reference of the packet being written.
     by_ref: Vec<u8>,
-    /// The payload of the lane's packet at hand; `None` when it cannot be had.
+    /// The payload of the current shm packet; `None` when it is unreadable.
     arrived: Option<Vec<u8>>,
-    /// The payload of the next packet but so many cannot be had.
+    /// After this many packets, one payload is unreadable.
     pub(crate) unreadable_after: Option<usize>,
 }
 
@@ -89,19 +89,19 @@ impl Regions {
         }
     }
 
-    /// What the packet that was written refers to.
+    /// The payload by reference of the packet that was written.
     pub(crate) fn take_by_ref(&mut self) -> Vec<u8> {
         mem::take(&mut self.by_ref)
     }
 
-    /// The packet handed to the engine next is a lane's, with this payload.
+    /// Sets the payload of the shm packet handled next.
     pub(crate) fn arrive(&mut self, payload: &[u8]) {
         let gone = self.unreadable_after == Some(0);
         self.unreadable_after = self.unreadable_after.and_then(|after| after.checked_sub(1));
         self.arrived = (!gone).then(|| payload.to_vec());
     }
 
-    /// A new window, with its key.
+    /// Allocates a window; returns its key.
     pub(crate) fn window(&mut self) -> RKey {
         let rkey = RKey(WINDOW_KEY | (self.windows.len() as u32) << 8);
         self.windows.push(Window { rkey, bound: None });
@@ -131,7 +131,7 @@ impl Regions {
         }
     }
 
-    /// The whole of a region, by its number.
+    /// The whole region, by its number.
     pub(crate) fn region_of(&self, number: usize) -> Sge {
         let region = &self.regions[number];
         Sge {
@@ -145,7 +145,7 @@ impl Regions {
         self.regions[(sge.lkey.0 ^ KEY) as usize].gone = true;
     }
 
-    /// The bytes of an element; checks the guards of its region.
+    /// The bytes of an SGE; checks the guards of its region.
     pub(crate) fn bytes(&self, sge: Sge) -> &[u8] {
         let region = &self.regions[(sge.lkey.0 ^ KEY) as usize];
         let end = region.bytes.len() - GUARD;

@@ -1,4 +1,4 @@
-//! Two endpoints in one thread, with memory of vectors, stepped until nothing moves; what the wire does to each packet is the test's choice.
+//! Two endpoints in one thread, stepped until idle; the test decides the fate of each packet.
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 
 pub(crate) mod memory;
@@ -28,32 +28,33 @@ use memory::{Regions, Rights};
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
 pub(crate) const RECV_CQ: CqId = CqId(2);
-/// The queue key of both ends of a UD pair.
+/// The Q_Key of both ends of a UD pair.
 pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
-/// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
+/// Whether the two are connected by a shm link: so in the test binary `shm`, which includes the
+/// others' tests.
 pub(crate) fn over_shm() -> bool {
     module_path!().starts_with("shm::")
 }
 
-/// Longer payloads are referred to on a lane.
+/// On a shm link, longer payloads go by reference.
 pub(crate) const SHM_INLINE: usize = 100;
 
-/// What the wire does to a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Deliver,
     Drop,
     Duplicate,
-    /// Behind so many later packets.
+    /// Delayed behind this many later packets.
     Delay(usize),
 }
 
-/// A packet as it was sent, for the test to look at.
+/// A sent packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
-    /// Which endpoint sent it.
+    /// The sending endpoint.
     pub(crate) from: usize,
     pub(crate) bytes: Vec<u8>,
 }
@@ -73,15 +74,15 @@ pub(crate) struct Node {
     pub(crate) memory: Regions,
     pub(crate) address: IpAddr,
     pub(crate) qpn: Qpn,
-    /// The queue pair that [`Pair::swap`] puts in its place, once there is one.
+    /// The queue pair that [`Pair::swap`] exchanges with `qpn`, if any.
     pub(crate) second: Option<Qpn>,
-    /// What its queue pairs take receives from.
+    /// The shared receive queue of its queue pairs.
     pub(crate) srq: Option<SrqId>,
     pub(crate) completions: Vec<(CqId, Completion)>,
     pub(crate) events: Vec<AsyncEvent>,
 }
 
-/// How a pair is set up.
+/// Configuration of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) mtu: Mtu,
@@ -100,11 +101,12 @@ pub(crate) struct Setup {
     /// Packets delivered before both nodes may send again.
     pub(crate) batch: usize,
     pub(crate) transport: Transport,
-    /// The second node's queue pairs share a receive queue.
+    /// The second node's queue pairs use a shared receive queue.
     pub(crate) srq: Option<SrqInit>,
-    /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
+    /// Maximum payload of a shm packet; the path MTU for `None`, so that tests are independent of
+    /// the link.
     pub(crate) shm_mtu: Option<usize>,
-    /// Packets from the middle of messages are asked for by the short way first.
+    /// Try the fast paths first.
     pub(crate) fast_path: bool,
     pub(crate) ack_before_requests: bool,
 }
@@ -139,17 +141,17 @@ impl Default for Setup {
     }
 }
 
-/// Two endpoints, one queue pair each, connected to each other, and the wire between them.
+/// Two endpoints with one queue pair each, connected to each other, and the link between them.
 pub(crate) struct Pair {
     pub(crate) nodes: [Node; 2],
     pub(crate) now: Instant,
     pub(crate) setup: Setup,
-    /// Every packet sent, lost ones too.
+    /// Every packet sent, including lost ones.
     pub(crate) log: Vec<Sent>,
-    /// Packets on the wire, each with the number of deliveries that it waits for.
+    /// Packets in flight, each with the number of deliveries that it waits for.
     flight: VecDeque<(usize, Sent)>,
     delivered: usize,
-    /// Packets that were received by the short way.
+    /// Packets received on the fast path.
     pub(crate) fast_path_hits: usize,
 }
 
@@ -238,7 +240,7 @@ impl Pair {
         }
     }
 
-    /// Connects a second queue pair of each node, which is put in the place of the first.
+    /// Connects a second queue pair of each node, and makes it the current one.
     pub(crate) fn connect_second(&mut self) {
         let setup = self.setup;
         for node in &mut self.nodes {
@@ -255,7 +257,7 @@ impl Pair {
         self.enter_rts(1);
     }
 
-    /// Turns to the other queue pair of each node.
+    /// Switches to the other queue pair of each node.
     pub(crate) fn swap(&mut self) {
         for node in &mut self.nodes {
             let second = node.second.replace(node.qpn);
@@ -263,7 +265,7 @@ impl Pair {
         }
     }
 
-    /// Posts a receive for any queue pair of the second node.
+    /// Posts a receive to the shared receive queue of the second node.
     pub(crate) fn receive_shared(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let node = &mut self.nodes[1];
         let srq = node.srq.expect("the setup has a shared receive queue");
@@ -348,7 +350,7 @@ impl Pair {
         self.nodes[at].endpoint.query_qp(self.nodes[at].qpn).unwrap().state
     }
 
-    /// Registers `bytes` at a node with all rights, and gives it as one element.
+    /// Registers `bytes` at a node with all rights; returns the whole region as an SGE.
     pub(crate) fn region(&mut self, at: usize, bytes: Vec<u8>) -> Sge {
         self.nodes[at].memory.register(bytes, Rights::ALL)
     }
@@ -358,7 +360,7 @@ impl Pair {
         node.endpoint.post_send(self.now, node.qpn, request).unwrap();
     }
 
-    /// Where a node's datagrams for the other one go.
+    /// The destination of a node's datagrams to the other one.
     pub(crate) fn destination(&self, at: usize) -> Destination {
         let (node, peer) = (&self.nodes[at], &self.nodes[1 - at]);
         Destination {
@@ -391,12 +393,13 @@ impl Pair {
             .unwrap();
     }
 
-    /// Runs without loss until nothing moves.
+    /// Runs without loss until idle.
     pub(crate) fn run(&mut self) {
         self.run_with(|_, _| Fate::Deliver);
     }
 
-    /// Runs until nothing moves, at most 120 s of virtual time; `fate` is asked with each packet and its number in the log.
+    /// Runs until idle, at most 120 s of virtual time; `fate` is called with each packet and its
+    /// number in the log.
     pub(crate) fn run_with(&mut self, mut fate: impl FnMut(usize, &Sent) -> Fate) {
         let end = self.now + Duration::from_secs(120);
         loop {
@@ -412,7 +415,7 @@ impl Pair {
         }
     }
 
-    /// Exchanges packets until there are none, without letting time pass.
+    /// Exchanges packets until there are none, without advancing the time.
     pub(crate) fn exchange(&mut self, fate: &mut impl FnMut(usize, &Sent) -> Fate) {
         loop {
             let mut moved = self.transmit(0, fate);
@@ -431,13 +434,13 @@ impl Pair {
                 let Some((due, _)) = self.flight.front() else {
                     return;
                 };
-                // Nothing else comes that it could be behind of.
+                // No later packet will come: deliver it now.
                 self.delivered = *due;
             }
         }
     }
 
-    /// Takes the next packet of a node, which is then lost unless the caller delivers it.
+    /// Polls the next packet of a node, which is lost unless the caller delivers it.
     pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
         let mut buf = [0xee; 4096 + 128];
         if let Some(sent) = self.transmit_middle(at, &mut buf) {
@@ -462,7 +465,7 @@ impl Pair {
         Some(sent)
     }
 
-    /// Takes the next packet of a node by the short way.
+    /// Polls the next packet of a node on the fast path for MIDDLE packets.
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
         let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
         let len = node.endpoint.poll_middle(&mut node.memory, buf)?;
@@ -477,17 +480,17 @@ impl Pair {
         Some(sent)
     }
 
-    /// Hands a packet to the other node.
+    /// Delivers a packet to the other node.
     pub(crate) fn deliver(&mut self, sent: &Sent) {
         let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
         let node = &mut self.nodes[to];
-        if let Some(lane) = shm_link_to(sent.from) {
+        if let Some(link) = shm_link_to(sent.from) {
             let packet = sent.packet();
             let mut headers = [0; MAX_HEADER_LEN];
             let end = wire::write_headers(&mut headers, &packet.bth, &packet.extension).unwrap();
             node.memory.arrive(packet.payload);
             let packet = LanePacket {
-                lane,
+                lane: link,
                 address: node.address,
                 headers: &headers[..end],
                 len: packet.payload.len(),
@@ -513,7 +516,7 @@ impl Pair {
         drain(node);
     }
 
-    /// Hands a node a packet that its peer did not send, but might have.
+    /// Delivers a forged packet to a node.
     pub(crate) fn forge(&mut self, to: usize, opcode: Opcode, psn: u32, extension: &Extension, payload: &[u8]) {
         let mut bth = Bth::new(opcode, self.nodes[to].qpn, Psn::new(psn));
         bth.ack_req = true;
@@ -525,7 +528,7 @@ impl Pair {
         self.deliver(&Sent { from, bytes });
     }
 
-    /// The syndromes of the acknowledgements a node has sent.
+    /// The syndromes of the ACKs and NAKs that a node has sent.
     pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {
         let sent = self
             .log
@@ -535,13 +538,13 @@ impl Pair {
             .collect()
     }
 
-    /// The PSN of a packet a node expects next.
+    /// The expected PSN of a node.
     pub(crate) fn expected_psn(&self, at: usize) -> u32 {
         let node = &self.nodes[at];
         node.endpoint.query_qp(node.qpn).unwrap().set.rq_psn.unwrap().get()
     }
 
-    /// The completions of a queue so far: (wr_id, status).
+    /// The completions of a CQ so far: (wr_id, status).
     pub(crate) fn completed(&self, at: usize, cq: CqId) -> Vec<(u64, Status)> {
         let of_cq = self.nodes[at].completions.iter().filter(|(of, _)| *of == cq);
         of_cq
@@ -563,12 +566,12 @@ impl Pair {
     }
 }
 
-/// The lane that leads to node `at`, or comes from it.
+/// The shm link to or from node `at`.
 pub(crate) fn shm_link_to(at: usize) -> Option<LaneId> {
     over_shm().then_some(LaneId(at as u32))
 }
 
-/// A lane's packet as it would be on the wire.
+/// Converts a shm packet to the UDP format.
 fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> {
     let (headers, here) = written.split_at(transmit.headers);
     assert_eq!(by_ref.len(), transmit.referred as usize);
@@ -587,7 +590,7 @@ fn drain(node: &mut Node) {
     node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));
 }
 
-/// A signalled request.
+/// A signaled request.
 pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendRequest<'a> {
     SendRequest {
         wr_id,
@@ -637,7 +640,7 @@ pub(crate) fn atomic_on<'a>(
     request(wr_id, operation, result)
 }
 
-/// `len` bytes that differ from their neighbours and from those of other seeds.
+/// `len` pseudo-random bytes.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let byte = |_| {
@@ -649,7 +652,7 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-/// The receive completions' interesting part.
+/// The opcode, length and immediate data of a receive completion.
 pub(crate) fn receive_of(completion: &Completion) -> (CompletionOpcode, u32, Option<u32>) {
     (completion.opcode, completion.byte_len, completion.imm)
 }
@@ -662,7 +665,7 @@ pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
     (pair, local, remote)
 }
 
-/// Has the first queue pair of a UC or UD pair fail a send request.
+/// Makes the first queue pair of a UC or UD pair fail a send request.
 pub(crate) fn fail_sending(pair: &mut Pair) {
     let nowhere = Sge {
         addr: 0,
@@ -682,12 +685,12 @@ pub(crate) fn fail_sending(pair: &mut Pair) {
     assert_eq!(pair.state(0), State::Sqe);
 }
 
-/// A wire that is cut.
+/// A link that drops everything.
 pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {
     Fate::Drop
 }
 
-/// These requests, all well.
+/// These requests, completed successfully.
 pub(crate) fn success(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, Status)> {
     wr_ids.into_iter().map(|wr_id| (wr_id, Status::Success)).collect()
 }
