@@ -31,6 +31,6 @@ fn log() {
         .without_time()
         .with_ansi(false)
         .with_target(false);
-    // The library's own subscriber: this copy of `tracing` is nobody else's.
+    // The library's own subscriber: this copy of `tracing` is no other thread's.
     let _ = tracing_subscriber::registry().with(lines).with(level).try_init();
 }

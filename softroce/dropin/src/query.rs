@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn gid_type(
         unsafe { *libc::__errno_location() = result };
         return -1;
     }
-    // SAFETY: integers only, filled or zero; `kind` is the caller's to write.
+    // SAFETY: integers only, filled or zero; `kind` is writable by contract.
     unsafe {
         *kind = if entry.assume_init().gid_type == IBV_GID_TYPE_ROCE_V2 {
             SYSFS_ROCE_V2

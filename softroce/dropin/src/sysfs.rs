@@ -62,7 +62,7 @@ unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
     let Ok(path) = CString::new(path) else {
         return failed(libc::EINVAL);
     };
-    // SAFETY: `path` is a string; the descriptor is closed below, and nobody else knows it.
+    // SAFETY: `path` is a string; the descriptor is closed below, and no other thread knows it.
     let (got, error) = unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if fd < 0 {

@@ -1,4 +1,5 @@
-//! The tests of `api` once more, with everything over UDP, as between hosts. There the two ends of a test, which are on one host, have ways of their own.
+//! The tests of `api` again, with everything over UDP, as between hosts. There the two ends of a
+//! test, which are on one host, have ways of their own.
 
 #[path = "api/main.rs"]
 mod api;

@@ -1,5 +1,6 @@
-//! Port events: the interface of a device goes down, loses the device's address, and comes back. In a network namespace of its own, whose loopback interface the test
-//! takes down: it runs itself anew in one.
+//! Port events: the interface of a device goes down, loses the device's address, and comes back. In
+//! a network namespace of its own, whose loopback interface the test takes down: it runs itself
+//! anew in one.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -92,7 +93,7 @@ fn set_address(address: Ipv4Addr, there: bool) {
 /// The context's next event, which is of port 1.
 fn next_event(context: *mut ibv_context) -> ibv_event_type {
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().get_async_event)(context, event.as_mut_ptr()), 0);
         (api().ack_async_event)(event.as_mut_ptr());
@@ -104,7 +105,7 @@ fn next_event(context: *mut ibv_context) -> ibv_event_type {
 
 fn port_state(context: *mut ibv_context) -> ibv_port_state {
     let mut port = MaybeUninit::<ibv_port_attr>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!(inline::query_port(api(), context, 1, port.as_mut_ptr()), 0);
         port.assume_init().state
@@ -116,7 +117,7 @@ fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
     let mut gid = MaybeUninit::<ibv_gid>::uninit();
     let mut entry = MaybeUninit::<ibv_gid_entry>::uninit();
     let size = size_of::<ibv_gid_entry>();
-    // SAFETY: live, with room for one; filled when it says 0.
+    // SAFETY: live, with room for one; filled on success.
     unsafe {
         let count = api().query_gid_table.unwrap()(context, entry.as_mut_ptr(), 1, 0, size);
         let found = api().query_gid_ex.unwrap()(context, 1, 0, entry.as_mut_ptr(), 0, size);

@@ -8,7 +8,7 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use crate::errno::{self, Errno};
 
-/// The address behind C's pointer; `None` for the null pointer.
+/// The address behind a C pointer; `None` for the null pointer.
 ///
 /// # Errors
 /// `EAFNOSUPPORT` for another family than IPv4 and IPv6.

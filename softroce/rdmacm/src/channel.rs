@@ -20,7 +20,7 @@ use crate::id::{Orphan, Shared};
 /// The events of a channel. Identifiers hold it too: what they are told after their channel is gone reaches nobody.
 pub(crate) type Queue = EventQueue<Pending>;
 
-/// A channel: what C sees, and what it stands for.
+/// A channel: the C struct and the Rust object behind it.
 #[repr(C)]
 struct Channel {
     base: rdma_event_channel,

@@ -195,7 +195,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         unsafe { list.add(index).write(device.context) };
     }
     if !count.is_null() {
-        // SAFETY: not null, so the caller's to write.
+        // SAFETY: not null, so writable by contract.
         unsafe { *count = opened.len() as c_int };
     }
     list

@@ -53,7 +53,7 @@ unsafe fn create_ep(
     // SAFETY: null asks for a synchronous one.
     let orphan = unsafe { id::create(ptr::null_mut(), ptr::null_mut(), info.ai_port_space as rdma_port_space) }?;
     let id = orphan.shared().as_ptr();
-    // SAFETY: the identifier is new, and known to nobody else; the rest by contract.
+    // SAFETY: the identifier is new, and known to no other thread; the rest by contract.
     unsafe {
         (*id).qp_type = info.ai_qp_type as ibv_qp_type;
         if info.ai_flags as u32 & RAI_PASSIVE != 0 {

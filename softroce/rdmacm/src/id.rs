@@ -30,7 +30,7 @@ use crate::{address, connection, route};
 /// The partition key of every device, with full membership (IBTA vol 1, 10.9.1).
 pub(crate) const PKEY: u16 = 0xffff;
 
-/// An identifier: what C sees, and what it stands for.
+/// An identifier: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftId {
     base: rdma_cm_id,
@@ -196,7 +196,7 @@ pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Result<Arc<Shared>, Errno> {
 /// An identifier that the application has not seen yet. It is destroyed when it is dropped.
 pub(crate) struct Orphan(*mut rdma_cm_id);
 
-// SAFETY: known to nobody else; see `Shared` for what it leads to.
+// SAFETY: known to no other thread; see `Shared` for what it leads to.
 unsafe impl Send for Orphan {}
 
 impl Orphan {
@@ -435,7 +435,7 @@ pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_chann
     shared.wait_for_acknowledgements();
     rehome(&shared, new);
     let was_synchronous = core::mem::replace(&mut shared.state().synchronous, synchronous);
-    // SAFETY: in a call on the identifier; a channel of its own is used by nobody else.
+    // SAFETY: in a call on the identifier; a channel of its own is used by no other thread.
     unsafe {
         let old = ptr::replace(&raw mut (*id).channel, channel);
         if was_synchronous {

@@ -86,7 +86,7 @@ fn in_folder<R>(path: *const c_char, (folder, rest): (&[u8], &[u8]), next: impl 
 /// Gives the resolved path in a buffer the name that it has outside, which is shorter, and tells how long it is; any zero at its end is not moved.
 ///
 /// # Safety
-/// The first `len` bytes of `buffer` are initialised, and nobody else uses them.
+/// The first `len` bytes of `buffer` are initialised, and no other thread uses them.
 pub(crate) unsafe fn name_outside(buffer: *mut c_char, len: usize) -> usize {
     // SAFETY: by contract; not used after.
     let outside = root().and_then(|root| path::outside(root, unsafe { slice::from_raw_parts(buffer.cast(), len) }));

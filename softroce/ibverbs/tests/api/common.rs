@@ -1,4 +1,5 @@
-//! The verbs as a C program calls them, through the table and the inline functions, on soft devices with addresses of this process' own.
+//! The verbs as a C program calls them, through the table and the inline functions, on soft devices
+//! with addresses of this process' own.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -128,14 +129,16 @@ impl Default for Setup {
     }
 }
 
-/// One side: context, PD, CQ, QP and a registered buffer; all destroyed on drop, each destruction checked.
+/// One side: context, PD, CQ, QP and a registered buffer; all destroyed on drop, each destruction
+/// checked.
 pub(crate) struct Side {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) qp: *mut ibv_qp,
     pub(crate) mr: *mut ibv_mr,
-    /// Of u64, for alignment. Behind a pointer as the device writes it while references would claim it.
+    /// Of u64, for alignment. Behind a pointer as the device writes it while references would claim
+    /// it.
     memory: *mut [u64],
     /// Destroyed before the rest by the test itself.
     pub(crate) qp_gone: bool,
@@ -157,7 +160,8 @@ impl Side {
             unsafe { (*channel).context }
         };
         let memory = Box::into_raw(vec![0_u64; setup.bytes.div_ceil(8)].into_boxed_slice());
-        // SAFETY: each call's arguments were made by the calls before; the memory lives until the side is dropped.
+        // SAFETY: each call's arguments were made by the calls before; the memory lives until the
+        // side is dropped.
         unsafe {
             let pd = (api().alloc_pd)(context);
             assert!(!pd.is_null());
@@ -190,7 +194,7 @@ impl Side {
 
     pub(crate) fn gid(&self) -> ibv_gid {
         let mut gid = MaybeUninit::uninit();
-        // SAFETY: the context is live; filled when it says 0.
+        // SAFETY: the context is live; filled on success.
         unsafe {
             assert_eq!((api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()), 0);
             gid.assume_init()
@@ -323,7 +327,7 @@ impl Side {
 
     pub(crate) fn poll(&self) -> Option<ibv_wc> {
         let mut wc = MaybeUninit::uninit();
-        // SAFETY: live, room for one, filled when it says so.
+        // SAFETY: live, room for one, filled on success.
         unsafe {
             match inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) {
                 0 => None,
@@ -383,7 +387,8 @@ impl Drop for Side {
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: each object is live and destroyed once, after those that use it; the memory is free when its region is gone.
+        // SAFETY: each object is live and destroyed once, after those that use it; the memory is
+        // free when its region is gone.
         unsafe {
             if !self.qp_gone {
                 assert_eq!((api().destroy_cq)(self.cq), libc::EBUSY);
@@ -540,7 +545,7 @@ pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
 /// The next asynchronous event of a context, acknowledged.
 pub(crate) fn async_event(context: *mut ibv_context) -> ibv_async_event {
     let mut event = MaybeUninit::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().get_async_event)(context, event.as_mut_ptr()), 0);
         (api().ack_async_event)(event.as_mut_ptr());

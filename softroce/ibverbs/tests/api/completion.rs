@@ -12,7 +12,7 @@ use crate::common::*;
 /// Waits for the channel's next event, which is of `cq`.
 fn event_of(channel: *mut ibv_comp_channel, cq: *mut ibv_cq) {
     let (mut named, mut context) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: a live channel; both are written when it says 0.
+    // SAFETY: a live channel; both are written on success.
     assert_eq!(unsafe { (api().get_cq_event)(channel, &mut named, &mut context) }, 0);
     assert_eq!(named, cq);
     // SAFETY: live.
@@ -165,7 +165,8 @@ fn moderation_gathers_completions_into_one_event() {
         assert_eq!(unsafe { inline::req_notify_cq(b.cq, 0) }, 0)
     };
     let mut next = 0;
-    // Another message, received when this returns, and whether the channel was told by then: it is told before the message is acknowledged.
+    // Another message, received when this returns, and whether the channel was told by then: it is
+    // told before the message is acknowledged.
     let mut told = || {
         next += 1;
         assert_eq!(b.receive(next, &mut [b.sge(0, 8)]), 0);
@@ -206,7 +207,8 @@ fn moderation_gathers_completions_into_one_event() {
         take(messages);
         assert!(since.elapsed() >= micros(PERIOD));
     }
-    // No moderation without a period or more than one to wait for; unknown attributes change nothing.
+    // No moderation without a period or more than one to wait for; unknown attributes change
+    // nothing.
     for (count, period) in [(0, 0), (1, u16::MAX), (1000, 0)] {
         assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, count, period), 0);
         arm();

@@ -31,7 +31,7 @@ fn into(side: &Side, state: ibv_qp_state, notify: Option<u8>) -> i32 {
 /// The context's next event is that this side's send queue has drained.
 fn drained(side: &Side) {
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
-    // SAFETY: live; filled when it says 0; of a queue pair's event the element is one.
+    // SAFETY: live; filled on success; of a queue pair's event the element is one.
     unsafe {
         assert_eq!((api().get_async_event)(side.context, event.as_mut_ptr()), 0);
         let event = event.assume_init();
@@ -63,7 +63,8 @@ fn what_has_begun_ends_and_what_comes_waits() {
     assert_eq!(draining(&a), (IBV_QPS_SQD, 0));
     b.done(10);
     a.done(1);
-    // What the peer asks is answered meanwhile: its SEND would complete after the WRITE, were that on its way.
+    // What the peer asks is answered meanwhile: its SEND would complete after the WRITE, were that
+    // on its way.
     assert_eq!(a.receive(11, &mut [a.sge(100, 8)]), 0);
     assert_eq!(b.post(request(3, IBV_WR_SEND), &mut [b.sge(0, 8)]), 0);
     a.done(11);

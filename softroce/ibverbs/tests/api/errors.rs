@@ -14,7 +14,8 @@ fn two(setup: &Setup) -> (Side, Side) {
     pair(("soft0", "soft1"), setup)
 }
 
-/// A request of `a` fails with `status`, and leaves `b`'s memory as it was and both queue pairs in ERR.
+/// A request of `a` fails with `status`, and leaves `b`'s memory as it was and both queue pairs in
+/// ERR.
 fn refused(setup: &Setup, request: impl FnOnce(&Side, &Side) -> ibv_send_wr, status: ibv_wc_status) {
     let (a, b) = two(setup);
     let before = pattern(b.len(), 9);
@@ -176,7 +177,8 @@ fn dead_peer() {
             0
         );
     }
-    // Three times 4.2 ms: that it comes at all is what `wait` is for; when, only that it is not at once.
+    // Three times 4.2 ms: that it comes at all is what `wait` is for; when, only that it is not at
+    // once.
     let since = std::time::Instant::now();
     assert_eq!(a.wait().status, IBV_WC_RETRY_EXC_ERR);
     assert!(

@@ -1,4 +1,5 @@
-//! Extended completion queues (ibv_create_cq_ex(3)): every field, the time stamps, and polls that threads take in turn.
+//! Extended completion queues (ibv_create_cq_ex(3)): every field, the time stamps, and polls that
+//! threads take in turn.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -116,7 +117,8 @@ fn every_field_and_both_clocks() {
     assert_eq!((poll.read_opcode(), poll.read_wc_flags()), (IBV_WC_SEND, 0));
     poll.end_poll();
     a.done(8);
-    // Both are there when the sender has both acknowledged; the time of the poll is none of the stamp's.
+    // Both are there when the sender has both acknowledged; the time of the poll is none of the
+    // stamp's.
     let after = (raw_clock(b.context), since_1970());
     let poll = Poll::of(&b);
     poll.started();
@@ -199,8 +201,8 @@ fn polls_begin_and_end() {
 fn threads_poll_in_turn() {
     let (a, b) = pair(("soft0", "soft1"), &setup_with(IBV_WC_STANDARD_FLAGS));
     const WRITES: u64 = 600;
-    // A send queue has room again when a request is done, polled or not: the completion queue takes them all.
-    // SAFETY: live.
+    // A send queue has room again when a request is done, polled or not: the completion queue takes
+    // them all. SAFETY: live.
     assert_eq!(unsafe { (api().resize_cq)(a.cq, WRITES as i32) }, 0);
     let polled = AtomicU64::new(0);
     let mut seen: Vec<u64> = std::thread::scope(|scope| {
@@ -251,7 +253,7 @@ fn an_overrun_ends_the_poll() {
         assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
     }
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().get_async_event)(a.context, event.as_mut_ptr()), 0);
         assert_eq!((*event.as_ptr()).event_type, IBV_EVENT_CQ_ERR);

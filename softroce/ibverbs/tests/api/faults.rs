@@ -1,4 +1,5 @@
-//! Loss, duplication, reordering and corruption of 3 % each on real sockets: every message arrives once, in order, with the right bytes. And the capture.
+//! Loss, duplication, reordering and corruption of 3 % each on real sockets: every message arrives
+//! once, in order, with the right bytes. And the capture.
 
 use doorbell_verbs_sys::*;
 
@@ -14,7 +15,9 @@ fn size_of(message: u64) -> usize {
 fn nothing_is_lost_under_faults() {
     crate::setup();
     let setup = Setup {
-        // 134 ms: what a loss at the end of a message may cost. On a busy machine a thread may not run for a tenth of a second, and eight times this have to outlast that, whatever is lost meanwhile.
+        // 134 ms: what a loss at the end of a message may cost. On a busy machine a thread may not
+        // run for a tenth of a second, and eight times this have to outlast that, whatever is lost
+        // meanwhile.
         timeout: 15,
         ..Setup::default()
     };

@@ -1,4 +1,5 @@
-//! What memory can be besides a plain region: changed while in use, the device's own, none at all, addressed from 0.
+//! What memory can be besides a plain region: changed while in use, the device's own, none at all,
+//! addressed from 0.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -61,7 +62,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         assert_eq!(unsafe { (api().dereg_mr)(self.0) }, 0);
     }
 }

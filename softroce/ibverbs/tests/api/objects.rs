@@ -41,7 +41,7 @@ fn the_list_of_devices() {
 fn device_port_and_gid() {
     crate::setup();
     let context = open("soft0").unwrap();
-    // SAFETY: live; each struct is filled when the call says 0.
+    // SAFETY: live; each struct is filled on success.
     unsafe {
         assert_eq!((*context).abi_compat, inline::VERBS_ABI_IS_EXTENDED);
         let mut device = MaybeUninit::<ibv_device_attr>::uninit();
@@ -283,7 +283,7 @@ fn attributes_that_are_refused_change_nothing() {
     // And what is not refused can be read back.
     a.connect_to(&setup, gid, qpn, (5, 6));
     let (mut attr, mut init) = (attr(), MaybeUninit::uninit());
-    // SAFETY: live; both are filled when it says 0.
+    // SAFETY: live; both are filled on success.
     let init: ibv_qp_init_attr = unsafe {
         assert_eq!((api().query_qp)(a.qp, &mut attr, -1, init.as_mut_ptr()), 0);
         init.assume_init()

@@ -49,7 +49,9 @@ fn write_over_ipv6_to_oneself() {
     writes(&b, &a);
 }
 
-/// Two devices share an address, and an identity: only the numbers of their queue pairs tell them apart. What comes from elsewhere comes to the one that has the port, and through it to the other.
+/// Two devices share an address, and an identity: only the numbers of their queue pairs tell them
+/// apart. What comes from elsewhere comes to the one that has the port, and through it to the
+/// other.
 #[test]
 fn write_between_two_on_one_address_and_a_third() {
     crate::setup();
@@ -65,7 +67,8 @@ fn write_between_two_on_one_address_and_a_third() {
     drop((a, b));
 }
 
-/// The process that has the port goes away: another takes it over, and what was lost meanwhile is sent again.
+/// The process that has the port goes away: another takes it over, and what was lost meanwhile is
+/// sent again.
 #[test]
 fn write_while_the_port_changes_hands() {
     crate::setup();
@@ -258,7 +261,8 @@ fn a_full_queue_says_enomem_and_takes_more_when_it_drains() {
     for _ in 0..4 {
         assert_eq!(write(0), 0);
     }
-    // Those in front may have completed meanwhile, so that it takes as many again at most before it is full.
+    // Those in front may have completed meanwhile, so that it takes as many again at most before it
+    // is full.
     let refused = (0..5000).map(|_| write(0)).find(|&result| result != 0);
     assert_eq!(refused, Some(libc::ENOMEM));
     for id in 0..posted {

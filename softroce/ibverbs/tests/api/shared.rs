@@ -1,4 +1,5 @@
-//! Shared receive queues: ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3), ibv_post_srq_recv(3).
+//! Shared receive queues: ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3),
+//! ibv_post_srq_recv(3).
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -27,7 +28,7 @@ fn create(pd: *mut ibv_pd, max_wr: u32, max_sge: u32) -> *mut ibv_srq {
 
 fn query(srq: *mut ibv_srq) -> (u32, u32, u32) {
     let mut attr = MaybeUninit::<ibv_srq_attr>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().query_srq.unwrap())(srq, attr.as_mut_ptr()), 0);
         let attr = attr.assume_init();
@@ -74,7 +75,8 @@ fn post(srq: *mut ibv_srq, receives: &mut [(u64, ibv_sge)]) -> Result<(), (c_int
     }
 }
 
-/// A receiving side with two queue pairs on one queue; `side.qp` is the one in use, its own before and after.
+/// A receiving side with two queue pairs on one queue; `side.qp` is the one in use, its own before
+/// and after.
 struct Shared {
     side: Side,
     srq: *mut ibv_srq,
@@ -230,7 +232,8 @@ fn datagrams_of_two_queue_pairs() {
     }
 }
 
-/// A message that finds no receive waits for one: the limit tells when there are few, and what is posted late is still in time.
+/// A message that finds no receive waits for one: the limit tells when there are few, and what is
+/// posted late is still in time.
 #[test]
 fn limit_and_patience() {
     crate::setup();
@@ -309,7 +312,7 @@ fn sizes_types_and_what_keeps_it() {
     crate::setup();
     let side = Side::new("soft0", &Setup::default());
     let mut device = MaybeUninit::<ibv_device_attr>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     let device = unsafe {
         assert_eq!((api().query_device)(side.context, device.as_mut_ptr()), 0);
         device.assume_init()

@@ -66,7 +66,7 @@ fn datagram(wr_id: u64, opcode: ibv_wr_opcode, ah: &Ah, remote_qpn: u32) -> ibv_
 
 fn queried(side: &Side) -> (ibv_qp_attr, ibv_qp_init_attr) {
     let (mut found, mut init) = (attr(), MaybeUninit::uninit());
-    // SAFETY: live, both to be written; filled when it says 0.
+    // SAFETY: live, both to be written; filled on success.
     unsafe {
         assert_eq!((api().query_qp)(side.qp, &mut found, 0, init.as_mut_ptr()), 0);
         (found, init.assume_init())
@@ -113,7 +113,8 @@ fn uc_messages_are_whole_or_lost() {
     let size = |message: u64| 1 + (message as usize * 397) % 7000;
     assert_eq!(b.receive(0, &mut [b.sge(0, 8192)]), 0);
     let mut received = 0;
-    // Receives are numbered in the order in which they are posted: a message lost leaves its receive to the next.
+    // Receives are numbered in the order in which they are posted: a message lost leaves its
+    // receive to the next.
     let mut take = |b: &Side| {
         let Some(wc) = b.poll() else { return false };
         assert_eq!(
@@ -132,7 +133,8 @@ fn uc_messages_are_whole_or_lost() {
         true
     };
     let began = Instant::now();
-    // As many as that, and until one has come: the thread that has the socket may not run for as long as many messages take.
+    // As many as that, and until one has come: the thread that has the socket may not run for as
+    // long as many messages take.
     let (mut message, mut some) = (0, false);
     while message < MESSAGES || !some {
         a.fill(0, &pattern(size(message), message as u32));
@@ -172,7 +174,7 @@ fn ud_both_ways(names: (&str, &str)) {
         answer.send_flags |= IBV_SEND_INLINE;
         b.fill(0, b"the answer");
         assert_eq!(b.post(answer, &mut [b.sge(0, 10)]), 0);
-        // Once posted, the handle is not needed.
+        // Once posted, the handle is no longer needed.
         drop(back);
         let wc = a.done(300 + id);
         assert_eq!(
@@ -261,7 +263,8 @@ fn address_handles_refused() {
     let (a, _b) = of_type(("soft0", "soft1"), IBV_QPT_UD);
     let mut vector = attr().ah_attr;
     let mut wc = MaybeUninit::<ibv_wc>::zeroed();
-    // SAFETY: live or zero, and refused; integers all zero are a completion, and a header of no IP version.
+    // SAFETY: live or zero, and refused; integers all zero are a completion, and a header of no IP
+    // version.
     unsafe {
         assert!(api().create_ah.unwrap()(a.pd, &mut vector).is_null());
         assert_eq!(errno(), libc::EINVAL);

@@ -1,4 +1,5 @@
-//! Memory windows of types 1 and 2, local and remote invalidate; every refusal, and what follows from it.
+//! Memory windows of types 1 and 2, local and remote invalidate; every refusal, and what follows
+//! from it.
 
 use std::ptr;
 
@@ -46,7 +47,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         assert_eq!(unsafe { inline::dealloc_mw(self.0) }, 0);
     }
 }
@@ -508,7 +509,7 @@ fn the_device_says_what_it_has() {
     crate::setup();
     let side = Side::new("soft0", &Setup::default());
     let mut attr = std::mem::MaybeUninit::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     let attr = unsafe {
         assert_eq!((api().query_device)(side.context, attr.as_mut_ptr()), 0);
         attr.assume_init()

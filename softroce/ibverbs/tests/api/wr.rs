@@ -1,4 +1,5 @@
-//! Posting by calls (ibv_wr_post(3)): every operation and setter of each transport, and what is refused, when and as what.
+//! Posting by calls (ibv_wr_post(3)): every operation and setter of each transport, and what is
+//! refused, when and as what.
 
 use std::ptr;
 
@@ -373,8 +374,8 @@ fn a_batch_is_refused_whole_when_the_queue_has_no_room_for_it() {
 fn threads_take_turns() {
     let (a, b) = two(IBV_QPT_RC, RELIABLE);
     const ROUNDS: u64 = 200;
-    // A send queue has room again when a request is done, polled or not: the completion queue takes them all.
-    // SAFETY: live.
+    // A send queue has room again when a request is done, polled or not: the completion queue takes
+    // them all. SAFETY: live.
     assert_eq!(unsafe { (api().resize_cq)(a.cq, 6 * ROUNDS as i32) }, 0);
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {

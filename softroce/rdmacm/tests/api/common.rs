@@ -101,7 +101,7 @@ impl Id {
     }
 
     pub(crate) fn destroy(self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         unsafe { rdma_destroy_ep(self.0) };
     }
 
