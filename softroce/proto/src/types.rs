@@ -122,7 +122,8 @@ impl Mtu {
     }
 }
 
-/// A global identifier: under RoCEv2 an IPv6 address, or an IPv4 address as `::ffff:a.b.c.d` (IBTA annex A17).
+/// A global identifier: under RoCEv2 an IPv6 address, or an IPv4 address as `::ffff:a.b.c.d` (IBTA
+/// annex A17).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 

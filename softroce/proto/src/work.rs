@@ -15,7 +15,8 @@ pub struct SrqId(pub(crate) u32);
 /// The operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// SEND, with immediate data when given (host order of the 32 bits as they go on the wire big-endian).
+    /// SEND, with immediate data when given (host order of the 32 bits as they go on the wire
+    /// big-endian).
     Send {
         /// Immediate data.
         imm: Option<u32>,
@@ -194,8 +195,8 @@ pub enum CompletionOpcode {
 pub struct Completion {
     /// The request's `wr_id`.
     pub wr_id: u64,
-    /// The status. When it is not [`Status::Success`] only `wr_id`, `qpn` and whether `opcode` is a receive are
-    /// valid.
+    /// The status. When it is not [`Status::Success`] only `wr_id`, `qpn` and whether `opcode` is a
+    /// receive are valid.
     pub status: Status,
     /// The completed operation.
     pub opcode: CompletionOpcode,

@@ -154,7 +154,8 @@ pub struct SidrRequest {
     pub response_timeout: u8,
     /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
-    /// At most [`private_data_len::SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes for the peer.
+    /// At most [`private_data_len::SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes for the
+    /// peer.
     pub private_data: Vec<u8>,
 }
 
@@ -180,7 +181,8 @@ pub struct SidrReply {
     pub qpn: Qpn,
     /// Its Q_Key.
     pub qkey: u32,
-    /// At most [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes for the peer.
+    /// At most [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes for the
+    /// peer.
     pub private_data: Vec<u8>,
 }
 

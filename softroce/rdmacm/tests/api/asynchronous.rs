@@ -170,7 +170,8 @@ fn an_identifier_moves_with_its_events() {
     unsafe {
         ok(rdma_disconnect(client.0));
         happens(active, RDMA_CM_EVENT_DISCONNECTED);
-        // Told by the same thread, after what the client was told or before: it is on its way, or there.
+        // Told by the same thread, after what the client was told or before: it is on its way, or
+        // there.
         ok(rdma_migrate_id(server.0, other));
         assert_eq!(server.get().channel, other);
     }

@@ -187,12 +187,14 @@ pub(crate) fn said(event: *mut rdma_cm_event) -> Vec<u8> {
     }
 }
 
-/// Sends `message` from one queue pair to the other, as they are connected, and checks that it comes.
+/// Sends `message` from one queue pair to the other, as they are connected, and checks that it
+/// comes.
 pub(crate) fn talk(from: Id, to: Id, message: &[u8]) {
     let api = doorbell_softroce_ibverbs::api();
     let mut outbox = message.to_vec();
     let mut inbox = vec![0_u8; message.len()];
-    // SAFETY: all is live; the memory is until its region is deregistered, which is after its completion.
+    // SAFETY: all is live; the memory is until its region is deregistered, which is after its
+    // completion.
     unsafe {
         let register = |id: Id, memory: &mut [u8]| {
             let mr = (api.reg_mr)(
