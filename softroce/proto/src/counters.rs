@@ -2,6 +2,7 @@
 
 /// Counts since the endpoint was created; they never decrease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+// fields: one per counted cause
 pub struct Counters {
     /// Packets received.
     pub rx_packets: u64,

@@ -1,5 +1,7 @@
 //! The states of a queue pair: allowed transitions, posting, flushing.
 
+#[path = "states/tables.rs"]
+mod tables;
 mod util;
 
 use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
@@ -7,17 +9,8 @@ use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, PostError, ReceiveRequest, SendRequest, Status};
 use doorbell_roce_proto::{AsyncEvent, Endpoint, Mtu, Psn, Qpn};
 
+use tables::{RC, Row, STATES, UC, UD};
 use util::{Fate, Pair, QKEY, RECV_CQ, SEND_CQ, Setup, pattern, read_from, send, write_to};
-
-const STATES: [State; 7] = [
-    State::Reset,
-    State::Init,
-    State::Rtr,
-    State::Rts,
-    State::Sqd,
-    State::Sqe,
-    State::Err,
-];
 
 /// The bits of `enum ibv_qp_attr_mask` and a modify that has each.
 fn attributes(pair: &Pair) -> Vec<(u32, Modify)> {
@@ -188,82 +181,6 @@ fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<()
     }
     result
 }
-
-/// ibv_modify_qp(3) and IBTA table 91: (from, to, required, optional), bits of
-/// `enum ibv_qp_attr_mask`.
-type Row = (State, State, u32, u32);
-
-const RC: [Row; 19] = [
-    (State::Reset, State::Reset, 0, 0),
-    (State::Reset, State::Init, 0x38, 0),
-    (State::Init, State::Reset, 0, 0),
-    (State::Init, State::Init, 0, 0x38),
-    (State::Init, State::Rtr, 0x12_9180, 0x18),
-    (State::Init, State::Err, 0, 0),
-    (State::Rtr, State::Reset, 0, 0),
-    (State::Rtr, State::Rts, 0x1_2e00, 0x8008),
-    (State::Rtr, State::Err, 0, 0),
-    (State::Rts, State::Reset, 0, 0),
-    (State::Rts, State::Rts, 0, 0x8008),
-    (State::Rts, State::Sqd, 0, 0x4),
-    (State::Rts, State::Err, 0, 0),
-    (State::Sqd, State::Reset, 0, 0),
-    (State::Sqd, State::Rts, 0, 0x8008),
-    (State::Sqd, State::Sqd, 0, 0x2_aeb8),
-    (State::Sqd, State::Err, 0, 0),
-    (State::Err, State::Reset, 0, 0),
-    (State::Err, State::Err, 0, 0),
-];
-
-const UC: [Row; 22] = [
-    (State::Reset, State::Reset, 0, 0),
-    (State::Reset, State::Init, 0x38, 0),
-    (State::Init, State::Reset, 0, 0),
-    (State::Init, State::Init, 0, 0x38),
-    (State::Init, State::Rtr, 0x10_1180, 0x18),
-    (State::Init, State::Err, 0, 0),
-    (State::Rtr, State::Reset, 0, 0),
-    (State::Rtr, State::Rts, 0x1_0000, 0x8),
-    (State::Rtr, State::Err, 0, 0),
-    (State::Rts, State::Reset, 0, 0),
-    (State::Rts, State::Rts, 0, 0x8),
-    (State::Rts, State::Sqd, 0, 0x4),
-    (State::Rts, State::Err, 0, 0),
-    (State::Sqd, State::Reset, 0, 0),
-    (State::Sqd, State::Rts, 0, 0x8),
-    (State::Sqd, State::Sqd, 0, 0x98),
-    (State::Sqd, State::Err, 0, 0),
-    (State::Sqe, State::Reset, 0, 0),
-    (State::Sqe, State::Rts, 0, 0x8),
-    (State::Sqe, State::Err, 0, 0),
-    (State::Err, State::Reset, 0, 0),
-    (State::Err, State::Err, 0, 0),
-];
-
-const UD: [Row; 22] = [
-    (State::Reset, State::Reset, 0, 0),
-    (State::Reset, State::Init, 0x70, 0),
-    (State::Init, State::Reset, 0, 0),
-    (State::Init, State::Init, 0, 0x70),
-    (State::Init, State::Rtr, 0, 0x50),
-    (State::Init, State::Err, 0, 0),
-    (State::Rtr, State::Reset, 0, 0),
-    (State::Rtr, State::Rts, 0x1_0000, 0x40),
-    (State::Rtr, State::Err, 0, 0),
-    (State::Rts, State::Reset, 0, 0),
-    (State::Rts, State::Rts, 0, 0x40),
-    (State::Rts, State::Sqd, 0, 0x4),
-    (State::Rts, State::Err, 0, 0),
-    (State::Sqd, State::Reset, 0, 0),
-    (State::Sqd, State::Rts, 0, 0x40),
-    (State::Sqd, State::Sqd, 0, 0x50),
-    (State::Sqd, State::Err, 0, 0),
-    (State::Sqe, State::Reset, 0, 0),
-    (State::Sqe, State::Rts, 0, 0x40),
-    (State::Sqe, State::Err, 0, 0),
-    (State::Err, State::Reset, 0, 0),
-    (State::Err, State::Err, 0, 0),
-];
 
 #[test]
 fn every_transition_of_rc_with_every_attribute() {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_went() {
+    fn socket_addresses_round_trip() {
         for text in ["10.9.0.1:7471", "[fd09::1]:18515", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             let storage = to_storage(address);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_loopback_is_loopback() {
+    fn route_to_loopback_is_loopback() {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         assert_eq!(route_to(loopback), Ok(loopback));
         assert!(is_local(loopback));

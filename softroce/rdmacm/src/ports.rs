@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_shared_by_those_who_all_said_so() {
+    fn port_is_shared_with_reuseaddr() {
         let _one = PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
         let _two = PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
         assert!(PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), false).is_err());

@@ -54,6 +54,7 @@ pub(super) enum State {
 pub(super) type PeerKey = (IpAddr, u64, Qpn);
 
 #[derive(Debug)]
+// fields: the state of one connection, used as a whole by its state machine
 pub(super) struct Connection {
     pub(super) id: ConnectionId,
     pub(super) peer: IpAddr,

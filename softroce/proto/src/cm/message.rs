@@ -48,6 +48,7 @@ pub(super) enum MessageKind {
 
 /// REQ: requests a connection (12.6.5).
 #[derive(Clone, PartialEq, Eq, Debug)]
+// fields: the fields of the message
 pub(super) struct Req {
     pub(super) local_id: u32,
     pub(super) service: ServiceId,
@@ -102,6 +103,7 @@ pub(super) struct Rej {
 
 /// REP: accepts a request (12.6.8).
 #[derive(Clone, PartialEq, Eq, Debug)]
+// fields: the fields of the message
 pub(super) struct Rep {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,

@@ -51,6 +51,7 @@ pub struct CmConfig {
 
 /// A request for a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
+// fields: those of struct rdma_conn_param and the path
 pub struct Request {
     /// The peer.
     pub peer: IpAddr,

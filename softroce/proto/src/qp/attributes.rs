@@ -96,6 +96,7 @@ pub struct Path {
 
 /// The attributes of one modify: `Some` is a bit in the mask of ibv_modify_qp(3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+// fields: one per bit of enum ibv_qp_attr_mask
 pub struct Modify {
     /// IBV_QP_STATE.
     pub state: Option<State>,

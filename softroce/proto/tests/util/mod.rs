@@ -1,7 +1,9 @@
 //! Two endpoints in one thread, stepped until idle; the test decides the fate of each packet.
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 
+mod connect;
 pub(crate) mod memory;
+mod requests;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -10,13 +12,12 @@ use std::time::Duration;
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{LaneId, Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::qp::{LaneId, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{
     self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
 use doorbell_roce_proto::work::{
-    Completion, CompletionOpcode, CqId, Destination, Operation, Payload, PostError, ReceiveRequest, SendRequest, SrqId,
-    Status,
+    Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId, Status,
 };
 use doorbell_roce_proto::{
     AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LanePacket, Mtu, Psn, Qpn, SrqInit,
@@ -24,6 +25,8 @@ use doorbell_roce_proto::{
 };
 
 use memory::{Regions, Rights};
+#[allow(unused_imports, reason = "each test binary uses its part of them")]
+pub(crate) use requests::{atomic_on, pattern, read_from, request, send, write_operation, write_to};
 
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
@@ -84,6 +87,7 @@ pub(crate) struct Node {
 
 /// Configuration of a pair.
 #[derive(Clone, Copy, Debug)]
+// fields: one per independent attribute of a test
 pub(crate) struct Setup {
     pub(crate) mtu: Mtu,
     pub(crate) window: u32,
@@ -270,84 +274,6 @@ impl Pair {
         let node = &mut self.nodes[1];
         let srq = node.srq.expect("the setup has a shared receive queue");
         node.endpoint.post_shared_receive(srq, &ReceiveRequest { wr_id, sges })
-    }
-
-    pub(crate) fn init_modify(&self) -> Modify {
-        Modify {
-            state: Some(State::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: (self.setup.transport != Transport::Ud).then_some(self.setup.access),
-            qkey: (self.setup.transport == Transport::Ud).then_some(QKEY),
-            ..Modify::default()
-        }
-    }
-
-    pub(crate) fn rtr_modify(&self, at: usize) -> Modify {
-        let peer = &self.nodes[1 - at];
-        let reliable = self.setup.transport == Transport::Rc;
-        if self.setup.transport == Transport::Ud {
-            return Modify {
-                state: Some(State::Rtr),
-                ..Modify::default()
-            };
-        }
-        Modify {
-            state: Some(State::Rtr),
-            path: Some(Path {
-                local: self.nodes[at].address,
-                remote: peer.address,
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
-                lane: shm_link_to(1 - at),
-            }),
-            path_mtu: Some(self.setup.mtu),
-            dest_qpn: Some(peer.qpn),
-            rq_psn: Some(Psn::new(self.setup.psns[1 - at])),
-            max_dest_rd_atomic: reliable.then_some(self.setup.dest_rd_atomic),
-            min_rnr_timer: reliable.then_some(self.setup.rnr_timer),
-            ..Modify::default()
-        }
-    }
-
-    pub(crate) fn rts_modify(&self, at: usize) -> Modify {
-        let reliable = self.setup.transport == Transport::Rc;
-        Modify {
-            state: Some(State::Rts),
-            sq_psn: Some(Psn::new(self.setup.psns[at])),
-            timeout: reliable.then_some(self.setup.timeout),
-            retry_cnt: reliable.then_some(self.setup.retry_cnt),
-            rnr_retry: reliable.then_some(self.setup.rnr_retry),
-            max_rd_atomic: reliable.then_some(self.setup.rd_atomic),
-            ..Modify::default()
-        }
-    }
-
-    pub(crate) fn enter_rts(&mut self, at: usize) {
-        let modify = self.rts_modify(at);
-        self.modify(at, &modify);
-    }
-
-    pub(crate) fn modify(&mut self, at: usize, modify: &Modify) {
-        let node = &mut self.nodes[at];
-        node.endpoint.modify_qp(self.now, node.qpn, modify).unwrap();
-    }
-
-    pub(crate) fn enter(&mut self, at: usize, state: State) {
-        let notify = (state == State::Sqd).then_some(self.setup.sqd_notify);
-        self.modify(
-            at,
-            &Modify {
-                state: Some(state),
-                sqd_async_notify: notify,
-                ..Modify::default()
-            },
-        );
-    }
-
-    pub(crate) fn state(&self, at: usize) -> State {
-        self.nodes[at].endpoint.query_qp(self.nodes[at].qpn).unwrap().state
     }
 
     /// Registers `bytes` at a node with all rights; returns the whole region as an SGE.
@@ -588,68 +514,6 @@ fn drain(node: &mut Node) {
     node.completions
         .extend(std::iter::from_fn(|| node.endpoint.poll_completion()));
     node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));
-}
-
-/// A signaled request.
-pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendRequest<'a> {
-    SendRequest {
-        wr_id,
-        operation,
-        payload: Payload::Gather(sges),
-        signalled: true,
-        fence: false,
-        solicited: false,
-    }
-}
-
-pub(crate) fn send<'a>(wr_id: u64, sges: &'a [Sge]) -> SendRequest<'a> {
-    request(wr_id, Operation::Send { imm: None }, sges)
-}
-
-pub(crate) fn write_to<'a>(wr_id: u64, sges: &'a [Sge], target: Sge) -> SendRequest<'a> {
-    request(wr_id, write_operation(target, None), sges)
-}
-
-pub(crate) fn write_operation(target: Sge, imm: Option<u32>) -> Operation {
-    Operation::Write {
-        addr: target.addr,
-        rkey: memory::rkey(target),
-        imm,
-    }
-}
-
-pub(crate) fn read_from<'a>(wr_id: u64, sges: &'a [Sge], source: Sge) -> SendRequest<'a> {
-    let operation = Operation::Read {
-        addr: source.addr,
-        rkey: memory::rkey(source),
-    };
-    request(wr_id, operation, sges)
-}
-
-pub(crate) fn atomic_on<'a>(
-    wr_id: u64,
-    result: &'a [Sge],
-    target: Sge,
-    op: doorbell_roce_proto::memory::AtomicOp,
-) -> SendRequest<'a> {
-    let operation = Operation::Atomic {
-        addr: target.addr,
-        rkey: memory::rkey(target),
-        op,
-    };
-    request(wr_id, operation, result)
-}
-
-/// `len` pseudo-random bytes.
-pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    let byte = |_| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    (0..len).map(byte).collect()
 }
 
 /// The opcode, length and immediate data of a receive completion.

@@ -42,6 +42,7 @@ const ACK_REQS_PER_WINDOW: u32 = 4;
 
 /// The requester of one queue pair.
 #[derive(Debug)]
+// fields: grouped by blank lines: configuration, transmission state, timers; all in the hot path
 pub(crate) struct Requester {
     queue: SendQueue,
     cq: CqId,
