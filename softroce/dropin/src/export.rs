@@ -25,7 +25,6 @@ macro_rules! table {
     };
 }
 
-/// A symbol that is a Rust function.
 macro_rules! function {
     ($label:literal, $symbol:literal, $function:path) => {
         #[cfg(target_arch = "x86_64")]

@@ -16,7 +16,6 @@ use crate::{attributes, errno};
 /// The hop limit of replies: the maximum.
 const HOP_LIMIT: u8 = 255;
 
-/// An address handle: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftAh {
     base: ibv_ah,

@@ -131,7 +131,6 @@ fn to_mtu(code: ibv_mtu, port: Mtu) -> Result<Mtu, AttributeError> {
         .ok_or(AttributeError::Mtu(code))
 }
 
-/// Converts an address vector.
 pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, AttributeError> {
     if vector.is_global == 0 {
         return Err(AttributeError::NotGlobal);

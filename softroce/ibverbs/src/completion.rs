@@ -18,12 +18,10 @@ use crate::errno;
 use crate::extended_cq::Poll;
 use crate::protection::errno_of_limit;
 
-/// A completion channel: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftChannel {
     base: ibv_comp_channel,
     queue: Arc<EventQueue<Token>>,
-    /// Completion queues that use it.
     users: AtomicU32,
 }
 
@@ -33,9 +31,7 @@ struct SoftChannel {
 pub(crate) struct SoftCq {
     base: ibv_cq_ex,
     pub(crate) cq: Cq,
-    /// State of an extended poll.
     pub(crate) poll: Poll,
-    /// The context's event queue.
     events: Arc<EventQueue<Event>>,
     /// Completion events reported to the application.
     completion_events: AtomicU32,
@@ -162,7 +158,6 @@ pub(crate) unsafe extern "C" fn create_cq(
     unsafe { create(context, &params) }
 }
 
-/// Parameters of a new completion queue.
 pub(crate) struct CqParams {
     pub(crate) cqe: c_int,
     pub(crate) cq_context: *mut c_void,
@@ -307,7 +302,6 @@ pub(crate) unsafe fn count_async_event(token: Token) {
     unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The queue of an event, as a C pointer.
 pub(crate) fn of_event(token: Token) -> *mut ibv_cq {
     from_token(token).cast()
 }

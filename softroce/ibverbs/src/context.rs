@@ -15,7 +15,6 @@ use crate::{
     completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
 };
 
-/// A context: the C struct and the Rust object behind it.
 #[repr(C)]
 pub(crate) struct Context {
     verbs: verbs_context,

@@ -10,7 +10,6 @@ use crate::context::{Context, next_handle};
 use crate::errno;
 use crate::protection::errno_of_limit;
 
-/// A device memory allocation: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftDm {
     base: ibv_dm,

@@ -3,25 +3,21 @@
 use core::ffi::c_int;
 use std::ptr;
 
-/// Sets `errno`.
 pub(crate) fn set(value: c_int) {
     // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Sets `errno` and returns null.
 pub(crate) fn null<T>(value: c_int) -> *mut T {
     set(value);
     ptr::null_mut()
 }
 
-/// Sets `errno` and returns −1.
 pub(crate) fn minus_one(value: c_int) -> c_int {
     set(value);
     -1
 }
 
-/// The `errno` value of an I/O error.
 pub(crate) fn of(error: &std::io::Error) -> c_int {
     error.raw_os_error().unwrap_or(libc::EIO)
 }

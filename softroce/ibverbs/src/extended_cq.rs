@@ -34,7 +34,6 @@ const FIELDS: u64 = (IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// The state of a poll.
 pub(crate) struct Poll {
     lock: RawMutex,
     /// One thread polls: no lock is needed.

@@ -17,14 +17,12 @@ use crate::context::{Context, next_handle};
 use crate::post::to_sge;
 use crate::{device_memory, errno};
 
-/// A protection domain: the C struct and the Rust object behind it.
 #[repr(C)]
 pub(crate) struct SoftPd {
     base: ibv_pd,
     pub(crate) pd: Pd,
 }
 
-/// A memory region: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftMr {
     base: ibv_mr,
@@ -108,7 +106,6 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-/// Decoded access flags.
 struct Access {
     rights: Rights,
     zero_based: bool,

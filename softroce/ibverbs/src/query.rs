@@ -16,7 +16,6 @@ use doorbell_verbs_sys::{
 use crate::context::Context;
 use crate::errno;
 
-/// The number of the only port.
 pub(crate) const PORT: u8 = 1;
 
 /// The only partition: the default one, with full membership (IBTA vol 1, 10.9.1).

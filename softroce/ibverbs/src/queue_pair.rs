@@ -22,7 +22,6 @@ use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno};
 
-/// A queue pair: the C struct and the Rust object behind it.
 #[repr(C)]
 pub(crate) struct SoftQp {
     base: ibv_qp_ex,
@@ -32,7 +31,6 @@ pub(crate) struct SoftQp {
     pub(crate) qp: ManuallyDrop<Qp>,
     /// UD: each send has a destination.
     is_datagram: bool,
-    /// The context's event queue.
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
     async_events: AtomicU32,
@@ -89,7 +87,6 @@ pub(crate) unsafe fn count_async_event(token: Token) {
     unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The queue pair of an event, as a C pointer.
 pub(crate) fn of_event(token: Token) -> *mut ibv_qp {
     from_token(token).cast()
 }

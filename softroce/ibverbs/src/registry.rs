@@ -141,7 +141,6 @@ impl SoftDevice {
         ptr::from_ref(self).cast::<ibv_device>().cast_mut()
     }
 
-    /// Its node GUID in host order.
     pub(crate) fn guid(&self) -> u64 {
         self.guid
     }

@@ -16,12 +16,10 @@ use crate::context::{Context, await_acknowledged, next_handle};
 use crate::errno;
 use crate::protection::{SoftPd, errno_of_limit};
 
-/// A shared receive queue: the C struct and the Rust object behind it.
 #[repr(C)]
 pub(crate) struct SoftSrq {
     base: ibv_srq,
     srq: Srq,
-    /// The context's event queue.
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
     async_events: AtomicU32,
@@ -59,7 +57,6 @@ pub(crate) unsafe fn count_async_event(token: Token) {
     unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The queue of an event, as a C pointer.
 pub(crate) fn of_event(token: Token) -> *mut ibv_srq {
     from_token(token).cast()
 }

@@ -19,7 +19,6 @@ use crate::post::errno_of;
 use crate::protection::{SoftPd, errno_of_limit};
 use crate::queue_pair::SoftQp;
 
-/// A memory window: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftMw {
     base: ibv_mw,

@@ -110,11 +110,9 @@ struct Batch {
     max_requests: usize,
     max_sge: usize,
     max_inline: usize,
-    /// The first error.
     refused: Option<PostError>,
 }
 
-/// A staged request.
 #[derive(Debug)]
 struct Staged {
     wr_id: u64,

@@ -90,7 +90,6 @@ fn set_address(address: Ipv4Addr, there: bool) {
     assert!(length >= 20 && reply[16..20] == [0; 4], "{reply:?}");
 }
 
-/// The context's next event, which is of port 1.
 fn next_event(context: *mut ibv_context) -> ibv_event_type {
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
     // SAFETY: live; filled on success.

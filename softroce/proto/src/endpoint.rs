@@ -578,7 +578,6 @@ impl Endpoint {
     }
 }
 
-/// A queue pair and its slot.
 fn find(qps: &mut QpTable, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
     let index = qps.find(qpn)?;
     qps.get_mut(index).map(|qp| (index, qp))

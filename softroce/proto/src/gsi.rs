@@ -15,7 +15,6 @@ use crate::qp::Path;
 use crate::wire::{self, Bth, Deth, Extension, Opcode, Packet};
 use crate::{Psn, Qpn};
 
-/// Queue pair 1.
 pub(crate) const GSI: Qpn = Qpn::new(1);
 
 /// Its well-known Q_Key (IBTA vol 1, 3.5.3).
@@ -41,7 +40,6 @@ pub fn mad_of(packet: &[u8]) -> Option<&Mad> {
     rest.first_chunk().filter(|_| is_mad)
 }
 
-/// The queues of queue pair 1.
 #[derive(Debug, Default)]
 pub(crate) struct Gsi {
     received: VecDeque<ReceivedMad>,
@@ -67,7 +65,6 @@ impl Gsi {
         true
     }
 
-    /// Queues a packet that is.
     pub(crate) fn handle(&mut self, packet: &Packet<'_>, datagram: &Datagram<'_>, counters: &mut Counters) {
         let Ok(mad) = <&Mad>::try_from(packet.payload) else {
             return;

@@ -26,7 +26,6 @@ impl FullShmLinks {
         }
     }
 
-    /// Whether any link is full.
     pub(crate) fn has_any(&self) -> bool {
         !self.full.is_empty()
     }

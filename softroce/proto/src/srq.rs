@@ -50,7 +50,6 @@ pub(crate) struct SharedQueue {
     queue: ReceiveQueue,
     /// The limit event is reported when fewer receives are queued; 0 if not armed.
     limit: u32,
-    /// Queue pairs that use it.
     users: u32,
 }
 
@@ -134,14 +133,12 @@ impl SrqTable {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// Adds a queue pair as a user.
     pub(crate) fn attach(&mut self, id: SrqId) -> Option<&SharedQueue> {
         let srq = self.get_mut(id)?;
         srq.users += 1;
         Some(srq)
     }
 
-    /// Removes a queue pair as a user.
     pub(crate) fn detach(&mut self, id: SrqId) {
         if let Some(srq) = self.get_mut(id) {
             srq.users -= 1;

@@ -7,11 +7,9 @@ use crate::qpn::{Block, QpnAllocator};
 /// Slot + 1 of each number of a block; 0 if free.
 type Page = [u32; Block::LEN as usize];
 
-/// The table.
 #[derive(Debug)]
 pub(crate) struct QpTable {
     slots: Vec<Option<QueuePair>>,
-    /// Empty slots.
     free: Vec<u32>,
     qpns: QpnAllocator,
     /// By block: page + 1; 0 if none of its numbers was used.

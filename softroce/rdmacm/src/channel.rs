@@ -23,21 +23,18 @@ use crate::id::{Shared, UnownedId};
 /// are dropped.
 pub(crate) type Queue = EventQueue<Pending>;
 
-/// A channel: the C struct and the Rust object behind it.
 #[repr(C)]
 struct Channel {
     base: rdma_event_channel,
     queue: Arc<Queue>,
 }
 
-/// A queued event.
 pub(crate) struct Pending {
     /// The identifier whose events it counts for: its own, or of a request the listener's.
     pub(crate) to: Arc<Shared>,
     pub(crate) info: EventInfo,
 }
 
-/// The content of an event.
 pub(crate) struct EventInfo {
     pub(crate) kind: rdma_cm_event_type,
     /// 0, a negative errno, or the protocol's reason code.

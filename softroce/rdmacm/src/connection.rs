@@ -64,7 +64,6 @@ pub(crate) fn errno_of(error: CmError) -> Errno {
     }
 }
 
-/// The service id of a port.
 fn service(space: rdma_port_space, port: u16) -> ServiceId {
     ServiceId(u64::from(space) << 16 | u64::from(port))
 }

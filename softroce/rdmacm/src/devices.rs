@@ -22,7 +22,6 @@ use crate::errno::{self, Errno};
 /// How long an exiting process waits for its own locks.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The number of a device's only port.
 pub(crate) const PORT: u8 = 1;
 
 /// A device that stays open.
@@ -45,7 +44,6 @@ unsafe impl Send for OpenDevice {}
 unsafe impl Sync for OpenDevice {}
 
 impl OpenDevice {
-    /// Its address.
     pub(crate) fn ip(&self) -> IpAddr {
         self.device.info().address.ip()
     }

@@ -289,7 +289,6 @@ fn report_request(
     });
 }
 
-/// The SIDR_REP arrived.
 fn sidr_replied(opened: &OpenDevice, id: ConnectionId, reply: SidrReply) {
     let peer = {
         let directory = opened.directory.lock();

@@ -3,10 +3,8 @@
 use core::ffi::c_int;
 use std::{io, ptr};
 
-/// An `errno` value.
 pub(crate) type Errno = c_int;
 
-/// Sets `errno`.
 pub(crate) fn set(value: Errno) {
     // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = value };
@@ -23,7 +21,6 @@ pub(crate) fn result(result: Result<(), Errno>) -> c_int {
     }
 }
 
-/// Sets `errno` and returns null.
 pub(crate) fn null<T>(value: Errno) -> *mut T {
     set(value);
     ptr::null_mut()
@@ -39,12 +36,10 @@ pub(crate) fn of_verb(returned: c_int) -> Result<(), Errno> {
     }
 }
 
-/// The current `errno`.
 pub(crate) fn last() -> Errno {
     of(&io::Error::last_os_error())
 }
 
-/// The `errno` value of an I/O error.
 pub(crate) fn of(error: &io::Error) -> Errno {
     error.raw_os_error().unwrap_or(libc::EIO)
 }

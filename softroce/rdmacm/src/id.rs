@@ -32,7 +32,6 @@ use crate::{address, connection, route};
 /// The P_Key of every device, with full membership (IBTA vol 1, 10.9.1).
 pub(crate) const PKEY: u16 = 0xffff;
 
-/// An identifier: the C struct and the Rust object behind it.
 #[repr(C)]
 struct SoftId {
     base: rdma_cm_id,
@@ -62,7 +61,6 @@ struct Counts {
     acknowledged: u64,
 }
 
-/// The phase of an identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Idle,
@@ -75,7 +73,6 @@ pub(crate) enum Phase {
     CmActive,
 }
 
-/// Options of rdma_set_option(3).
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
     pub(crate) traffic_class: u8,
@@ -90,11 +87,9 @@ pub(crate) struct State {
     pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) phase: Phase,
     pub(crate) options: Options,
-    /// Its bound address.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) binding: Option<PortBinding>,
-    /// The device it is bound to.
     pub(crate) opened: Option<&'static OpenDevice>,
     /// Its state in the connection manager.
     pub(crate) link: CmLink,
@@ -106,7 +101,6 @@ pub(crate) struct State {
 }
 
 impl Shared {
-    /// Its C struct.
     pub(crate) fn as_ptr(&self) -> *mut rdma_cm_id {
         self.id
     }
@@ -131,12 +125,10 @@ impl Shared {
         queue.push(pending);
     }
 
-    /// Counts an event taken by the application.
     pub(crate) fn count_taken(&self) {
         self.counts.lock().taken += 1;
     }
 
-    /// Counts an acknowledged event.
     pub(crate) fn count_acknowledged(&self) {
         self.counts.lock().acknowledged += 1;
         self.acknowledged.notify_all();
@@ -249,7 +241,6 @@ impl UnownedId {
         Self(allocation.cast())
     }
 
-    /// Its Rust state.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         // SAFETY: live until it is dropped.
         unsafe { &(*self.0.cast::<SoftId>()).shared }

@@ -52,7 +52,6 @@ impl PortBinding {
         ports.find_map(try_bind).ok_or(libc::EADDRNOTAVAIL)
     }
 
-    /// Its number.
     pub(crate) fn port(&self) -> u16 {
         self.key.1
     }

@@ -15,7 +15,6 @@ use doorbell_verbs_sys::*;
 /// Longer than anything here takes, also on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The Q_Key of every UD queue pair here.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
 pub(crate) const ALL_RIGHTS: u32 =
@@ -61,7 +60,6 @@ pub(crate) fn devices(configs: impl FnOnce() -> Vec<DeviceConfig>) {
     ONCE.call_once(|| configure(configs()).unwrap());
 }
 
-/// Opens a device by name.
 pub(crate) fn open(name: &str) -> Result<*mut ibv_context, c_int> {
     let mut count = 0;
     // SAFETY: the list is freed below; what it points to stays.
@@ -85,15 +83,12 @@ pub(crate) fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// Configuration of two sides.
 #[derive(Clone, Copy, Debug)]
 // fields: one per independent attribute of a test's objects
 pub(crate) struct Setup {
     /// Length of the registered buffer in bytes.
     pub(crate) bytes: usize,
-    /// Its access rights.
     pub(crate) rights: u32,
-    /// The queue pair's access rights.
     pub(crate) access: u32,
     /// Entries of each queue.
     pub(crate) depth: u32,
@@ -255,7 +250,6 @@ impl Side {
         unsafe { (api().modify_qp)(self.qp, attr, mask as c_int) }
     }
 
-    /// RESET → INIT.
     pub(crate) fn init(&self, setup: &Setup) {
         let mut attr = attr();
         attr.qp_state = IBV_QPS_INIT;
@@ -337,7 +331,6 @@ impl Side {
         }
     }
 
-    /// The next completion.
     pub(crate) fn wait(&self) -> ibv_wc {
         let since = Instant::now();
         loop {
@@ -496,7 +489,6 @@ pub(crate) fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
     }
 }
 
-/// All zero.
 pub(crate) fn attr() -> ibv_qp_attr {
     // SAFETY: integers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
@@ -512,14 +504,12 @@ pub(crate) fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
     wr
 }
 
-/// A request to remote memory.
 pub(crate) fn rdma(wr_id: u64, opcode: ibv_wr_opcode, remote_addr: u64, rkey: u32) -> ibv_send_wr {
     let mut wr = request(wr_id, opcode);
     wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey };
     wr
 }
 
-/// Two connected sides.
 pub(crate) fn pair(names: (&str, &str), setup: &Setup) -> (Side, Side) {
     let (a, b) = (Side::new(names.0, setup), Side::new(names.1, setup));
     connect(&a, &b, setup);

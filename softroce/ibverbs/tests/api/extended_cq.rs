@@ -82,7 +82,6 @@ impl Poll {
     }
 }
 
-/// The device's clock.
 fn raw_clock(context: *mut ibv_context) -> u64 {
     let mut values = MaybeUninit::<ibv_values_ex>::zeroed();
     // SAFETY: live; zeroes are one, and the entry is there in a soft device's context.

@@ -265,7 +265,6 @@ fn addresses_from_zero() {
     assert_eq!(a.wait().status, IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Device memory of a side.
 struct Dm(*mut ibv_dm);
 
 impl Dm {

@@ -46,7 +46,6 @@ pub(super) enum State {
     SidrReceived,
     /// Over, after a reply of ours that may be lost: kept so that it can be resent.
     Lingering,
-    /// Over.
     Closed,
 }
 
@@ -74,10 +73,8 @@ pub(super) struct Connection {
     qpn: Qpn,
     /// The message to resend, on a timeout or on a duplicate from the peer.
     sent: Option<Box<Mad>>,
-    /// Retransmissions left.
     resends_left: u8,
     max_retries: u8,
-    /// Retransmission interval.
     interval: Duration,
 }
 
@@ -122,7 +119,6 @@ impl Connection {
         self.max_retries = max_retries.min(15);
     }
 
-    /// Sets the local device and queue pair.
     pub(super) fn set_local_qp(&mut self, guid: u64, qpn: Qpn) {
         self.guid = guid;
         self.qpn = qpn;
@@ -140,7 +136,6 @@ impl Connection {
 
     // Sending
 
-    /// Sends a message once.
     fn send_once(&self, message: &Message, out: &mut Out) {
         out.transmit(self.peer, message.to_mad(self.transaction));
     }

@@ -174,7 +174,6 @@ pub(super) struct Apr {
     pub(super) remote_id: u32,
 }
 
-/// A CM message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Message {
     Req(Box<Req>),
@@ -236,7 +235,6 @@ impl Message {
         Some((header.transaction, message))
     }
 
-    /// In wire format.
     pub(super) fn to_mad(&self, transaction: u64) -> Mad {
         let (attribute, write): (u16, &dyn Fn(&mut Bytes)) = match self {
             Self::Req(req) => (attribute::REQ, &|to| req.write(to)),

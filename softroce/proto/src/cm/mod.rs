@@ -74,7 +74,6 @@ pub struct MadTransmit {
     pub mad: Box<Mad>,
 }
 
-/// Output queues.
 #[derive(Debug, Default)]
 struct Out {
     transmits: VecDeque<MadTransmit>,
@@ -124,7 +123,6 @@ pub struct Cm {
     next_id: u32,
     next_listener: u64,
     next_transaction: u64,
-    /// Datagrams that matched nothing.
     dropped: u64,
 }
 
@@ -423,7 +421,6 @@ impl Cm {
         self.connections.get(&id.0).filter(|connection| !connection.released)
     }
 
-    /// Runs a command of the owner.
     fn command(
         &mut self,
         id: ConnectionId,

@@ -21,7 +21,6 @@ pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
 }
 
 impl Connection {
-    /// Sends the SIDR_REQ.
     pub(super) fn send_sidr_req(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
         let message = Message::SidrReq(SidrReq {
             request_id: self.id.0,
@@ -32,7 +31,6 @@ impl Connection {
         self.send_request(now, &message, out);
     }
 
-    /// Sends the SIDR_REP; false when there is nothing to answer.
     pub(super) fn sidr_reply(&mut self, now: Instant, reply: &SidrReply, out: &mut Out) -> bool {
         if self.state != State::SidrReceived {
             return false;
@@ -49,7 +47,6 @@ impl Connection {
         true
     }
 
-    /// The SIDR_REP arrived.
     pub(super) fn sidr_rep(&mut self, rep: SidrRep, out: &mut Out) {
         if self.state != State::SidrSent {
             return;

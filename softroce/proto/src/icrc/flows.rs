@@ -4,7 +4,6 @@ use core::net::IpAddr;
 
 use super::Flow;
 
-/// Slots of the cache, a power of two.
 const SLOTS: usize = 64;
 
 /// Both addresses as IPv6, and both ports: integers compare faster than addresses.

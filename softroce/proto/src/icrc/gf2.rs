@@ -12,7 +12,6 @@ const ONE: u32 = 1 << 31;
 /// x⁻⁸ = x^(2³² − 1 − 8).
 const BYTE_BACK: u32 = power(ONE >> 1, u32::MAX - 8);
 
-/// The product of two elements.
 const fn multiply(mut a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 0;
@@ -26,7 +25,6 @@ const fn multiply(mut a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// `base` to the power of `exponent`.
 const fn power(mut base: u32, mut exponent: u32) -> u32 {
     let mut product = ONE;
     while exponent != 0 {

@@ -55,7 +55,6 @@ impl Connection {
     }
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     init: QpInit,
@@ -143,12 +142,10 @@ impl QueuePair {
         self.init.transport
     }
 
-    /// Its shared receive queue.
     pub(crate) const fn srq(&self) -> Option<SrqId> {
         self.init.srq
     }
 
-    /// The path of the last packet written.
     pub(crate) const fn path(&self) -> Option<&Path> {
         match self.init.transport {
             Transport::Ud => self.datagram_path.as_ref(),
@@ -196,7 +193,6 @@ impl QueuePair {
         self.init.acknowledges_first
     }
 
-    /// Whether ACKs are all it has to send.
     pub(crate) fn has_only_acks(&self) -> bool {
         self.responder.has_only_ack() && !self.requester.has_more()
     }
@@ -430,7 +426,6 @@ impl QueuePair {
         };
     }
 
-    /// Writes the next packet and returns its lengths.
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         now: Instant,
@@ -537,7 +532,6 @@ impl Modify {
 }
 
 impl Path {
-    /// Converts IPv4-mapped IPv6 addresses to IPv4.
     fn canonical(self) -> Self {
         Self {
             local: self.local.to_canonical(),

@@ -14,7 +14,6 @@ use crate::wire::{self, Bth, Extension, Packet};
 /// The payload of an inbound packet, or a slice of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PayloadSource<'a> {
-    /// In the datagram.
     Bytes(&'a [u8]),
     /// `len` bytes at `offset` of the payload of the current shm packet.
     ByRef { offset: usize, len: usize },
@@ -70,7 +69,6 @@ pub(crate) enum PayloadLocation {
 }
 
 impl PayloadLocation {
-    /// Registered memory.
     pub(crate) const fn registered(device_memory: bool) -> Self {
         if device_memory {
             Self::DeviceMemory
@@ -80,15 +78,12 @@ impl PayloadLocation {
     }
 }
 
-/// The lengths of a written packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PacketLens {
     /// Bytes in the buffer: over UDP including space for the ICRC, on a shm link without a payload
     /// by reference.
     pub(crate) len: usize,
-    /// Bytes of headers.
     pub(crate) header_len: usize,
-    /// Bytes of payload by reference.
     pub(crate) by_ref: u32,
 }
 

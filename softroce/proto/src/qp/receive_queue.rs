@@ -6,7 +6,6 @@ use crate::memory::Sge;
 use crate::qp::sges;
 use crate::work::{PostError, ReceiveRequest};
 
-/// A queued receive request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
@@ -55,18 +54,15 @@ impl ReceiveQueue {
         number as usize & (self.receives.len() - 1)
     }
 
-    /// Number of queued requests.
     pub(crate) const fn len(&self) -> u64 {
         self.tail - self.head
     }
 
-    /// Discards every request.
     pub(crate) fn clear(&mut self) {
         self.head = 0;
         self.tail = 0;
     }
 
-    /// Appends a request.
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         if request.sges.len() > self.max_sge {
             return Err(PostError::Invalid);
@@ -86,7 +82,6 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// The oldest request and its SGEs.
     pub(crate) fn front(&self) -> Option<(Receive, &[Sge])> {
         if self.head == self.tail {
             return None;
@@ -97,7 +92,6 @@ impl ReceiveQueue {
         Some((receive, &self.sges[start..start + receive.elements as usize]))
     }
 
-    /// Removes the oldest request.
     pub(crate) fn pop(&mut self) -> Option<Receive> {
         let (receive, _) = self.front()?;
         self.head += 1;

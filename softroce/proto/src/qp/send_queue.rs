@@ -17,9 +17,7 @@ const MAX_MESSAGE: u64 = 1 << 31;
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) operation: Operation,
-    /// Message length in bytes.
     pub(crate) len: u32,
-    /// Number of SGEs, 0 if inline.
     elements: u32,
     pub(crate) inline: bool,
     pub(crate) signalled: bool,
@@ -75,7 +73,6 @@ impl Wqe {
     }
 }
 
-/// The ring.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     /// Slots: a power of two, at least `limit`.
@@ -133,13 +130,11 @@ impl SendQueue {
         (self.tail - self.head) * 2 >= self.limit
     }
 
-    /// Discards every request.
     pub(crate) fn clear(&mut self) {
         self.head = 0;
         self.tail = 0;
     }
 
-    /// Appends a request.
     pub(crate) fn post(&mut self, request: &SendRequest<'_>, signal_all: bool) -> Result<(), PostError> {
         let len = self.check(request)?;
         if self.tail - self.head >= self.limit {
@@ -183,7 +178,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Appends a datagram.
     pub(crate) fn post_datagram(
         &mut self,
         request: &SendRequest<'_>,
@@ -198,7 +192,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// The destination of a datagram.
     pub(crate) fn destination(&self, number: u64) -> Option<Destination> {
         self.destinations.get(self.slot(number)).copied().flatten()
     }
@@ -222,7 +215,6 @@ impl SendQueue {
         Ok(len as u32)
     }
 
-    /// The SGEs of a request.
     pub(crate) fn sges(&self, number: u64) -> &[Sge] {
         let slot = self.slot(number);
         let start = slot * self.max_sge;

@@ -42,7 +42,6 @@ fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> 
     })
 }
 
-/// Total length of `sges` in bytes.
 pub(crate) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.len)).sum()
 }
@@ -101,7 +100,6 @@ pub(crate) fn scatter<M: Memory>(
     Ok(())
 }
 
-/// Checks every SGE.
 pub(crate) fn check<M: Memory>(memory: &mut M, pd: PdId, sges: &[Sge], write: bool) -> Result<(), AccessError> {
     sges.iter().try_for_each(|sge| memory.check_local(pd, sge, write))
 }

@@ -31,7 +31,6 @@ use mask::{
     PATH_MTU, PKEY_INDEX, PORT, QKEY, RETRY_CNT, RNR_RETRY, RQ_PSN, SQ_PSN, STATE, TIMEOUT,
 };
 
-/// A valid transition.
 struct Row {
     from: State,
     to: State,
@@ -224,7 +223,6 @@ impl Modify {
     }
 }
 
-/// The lowest bit set.
 const fn lowest(bits: u32) -> Option<u32> {
     if bits == 0 {
         None

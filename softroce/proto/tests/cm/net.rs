@@ -14,14 +14,12 @@ pub(crate) const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
 /// A code of about a millisecond, so that timeouts of seconds take milliseconds here.
 pub(crate) const RESPONSE: u8 = 8;
 
-/// Network latency.
 const DELAY: Duration = Duration::from_micros(10);
 
 pub(crate) fn address(side: usize) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, side as u8 + 1).into()
 }
 
-/// The fate of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Arrives,
@@ -168,7 +166,6 @@ impl Net {
         }
     }
 
-    /// Without losses and applications.
     pub(crate) fn run(&mut self) {
         self.run_with(|_, _| Fate::Arrives, |_, _, _, _| {});
     }

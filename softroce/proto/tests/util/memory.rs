@@ -11,7 +11,6 @@ use doorbell_roce_proto::{LKey, RKey};
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// The rights of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rights {
     pub(crate) local_write: bool,
@@ -101,7 +100,6 @@ impl Regions {
         self.arrived = (!gone).then(|| payload.to_vec());
     }
 
-    /// Allocates a window; returns its key.
     pub(crate) fn window(&mut self) -> RKey {
         let rkey = RKey(WINDOW_KEY | (self.windows.len() as u32) << 8);
         self.windows.push(Window { rkey, bound: None });

@@ -44,7 +44,6 @@ pub(crate) fn over_shm() -> bool {
 /// On a shm link, longer payloads go by reference.
 pub(crate) const SHM_INLINE: usize = 100;
 
-/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Deliver,
@@ -54,10 +53,8 @@ pub(crate) enum Fate {
     Delay(usize),
 }
 
-/// A sent packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
-    /// The sending endpoint.
     pub(crate) from: usize,
     pub(crate) bytes: Vec<u8>,
 }
@@ -85,7 +82,6 @@ pub(crate) struct Node {
     pub(crate) events: Vec<AsyncEvent>,
 }
 
-/// Configuration of a pair.
 #[derive(Clone, Copy, Debug)]
 // fields: one per independent attribute of a test
 pub(crate) struct Setup {
@@ -177,7 +173,6 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
 }
 
 impl Pair {
-    /// Both in RTS.
     pub(crate) fn connected(setup: Setup) -> Self {
         let mut pair = Self::in_rtr(setup);
         pair.enter_rts(0);
@@ -185,7 +180,6 @@ impl Pair {
         pair
     }
 
-    /// Both in RTR.
     pub(crate) fn in_rtr(setup: Setup) -> Self {
         let mut addresses: [IpAddr; 2] = if setup.v6 {
             ["fd09::1".parse().unwrap(), "fd09::2".parse().unwrap()]
@@ -319,7 +313,6 @@ impl Pair {
             .unwrap();
     }
 
-    /// Runs without loss until idle.
     pub(crate) fn run(&mut self) {
         self.run_with(|_, _| Fate::Deliver);
     }
@@ -464,7 +457,6 @@ impl Pair {
             .collect()
     }
 
-    /// The expected PSN of a node.
     pub(crate) fn expected_psn(&self, at: usize) -> u32 {
         let node = &self.nodes[at];
         node.endpoint.query_qp(node.qpn).unwrap().set.rq_psn.unwrap().get()
@@ -478,7 +470,6 @@ impl Pair {
             .collect()
     }
 
-    /// The opcodes sent by a node so far.
     pub(crate) fn opcodes(&self, at: usize) -> Vec<Opcode> {
         self.log
             .iter()
@@ -549,7 +540,6 @@ pub(crate) fn fail_sending(pair: &mut Pair) {
     assert_eq!(pair.state(0), State::Sqe);
 }
 
-/// A link that drops everything.
 pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {
     Fate::Drop
 }

@@ -5,7 +5,6 @@ use doorbell_roce_proto::work::{Operation, Payload, SendRequest};
 
 use super::memory;
 
-/// A signaled request.
 pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendRequest<'a> {
     SendRequest {
         wr_id,

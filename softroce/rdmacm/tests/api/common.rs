@@ -59,7 +59,6 @@ pub(crate) fn at(address: &SockaddrStorage) -> *mut libc::sockaddr {
     address.as_ptr().cast_mut()
 }
 
-/// An identifier.
 #[derive(Clone, Copy)]
 pub(crate) struct Id(pub(crate) *mut rdma_cm_id);
 

@@ -40,7 +40,6 @@ const RNR_RETRY_INFINITE: u8 = 7;
 const ACK_REQ_INTERVAL: u32 = 64;
 const ACK_REQS_PER_WINDOW: u32 = 4;
 
-/// The requester of one queue pair.
 #[derive(Debug)]
 // fields: grouped by blank lines: configuration, transmission state, timers; all in the hot path
 pub(crate) struct Requester {
@@ -84,15 +83,12 @@ pub(crate) struct Requester {
 /// The requester's timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Timer {
-    /// Not running.
     Idle,
-    /// Local ACK timeout.
     LocalAck(Instant),
     /// RNR NAK received: nothing is sent until then.
     Rnr(Instant),
 }
 
-/// The queue pair attributes that the requester uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     timeout: Option<Duration>,
@@ -128,7 +124,6 @@ impl Requester {
         }
     }
 
-    /// Sets the send window in packets.
     pub(crate) fn set_window(&mut self, window: u32) {
         self.window = u64::from(window);
         self.ack_req_interval = (window / ACK_REQS_PER_WINDOW).clamp(1, ACK_REQ_INTERVAL);
@@ -155,7 +150,6 @@ impl Requester {
         self.start = psn;
     }
 
-    /// Resets everything but the attributes.
     pub(crate) fn reset(&mut self) {
         self.queue.clear();
         self.una = 0;
@@ -180,12 +174,10 @@ impl Requester {
         self.queue.check_post(request, ahead)
     }
 
-    /// The PSN of the next new packet.
     pub(crate) fn next_psn(&self) -> Psn {
         self.psn(self.max)
     }
 
-    /// Whether requests are in flight.
     pub(crate) fn is_busy(&self) -> bool {
         self.queue.head < self.begun
     }
@@ -195,12 +187,10 @@ impl Requester {
         self.cursor < self.queue.tail
     }
 
-    /// The destination of the next datagram.
     pub(crate) fn next_destination(&self) -> Option<Destination> {
         self.has_more().then(|| self.queue.destination(self.cursor)).flatten()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.timer {
             Timer::Idle => None,
@@ -262,14 +252,12 @@ impl Requester {
         true
     }
 
-    /// Completes the oldest request with an error.
     pub(crate) fn fail(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
         if self.queue.head < self.queue.tail {
             self.complete(status, connection, out);
         }
     }
 
-    /// Flushes the send queue.
     pub(crate) fn flush(&mut self, connection: &Connection, out: &mut Outbox) {
         while self.queue.head < self.queue.tail {
             self.complete(Status::Flushed, connection, out);
@@ -338,7 +326,6 @@ impl Requester {
         self.cursor = self.queue.head;
     }
 
-    /// Restarts the local ACK timer if packets are in flight.
     fn restart_ack_timer(&mut self, now: Instant) {
         self.timer = match self.limits.timeout {
             Some(timeout) if self.una < self.max => Timer::LocalAck(now + timeout),

@@ -232,7 +232,6 @@ impl Requester {
         Ok(Some((written, numbers)))
     }
 
-    /// Location of a request's payload.
     pub(super) fn payload_location<M: Memory>(
         &self,
         number: u64,
@@ -291,7 +290,6 @@ fn position(wqe: &Wqe, index: u64) -> Position {
     Position::of(index == 0, index + 1 == u64::from(wqe.packets))
 }
 
-/// The extension headers of a SEND or WRITE opcode.
 fn with_imm(opcode: Opcode, reth: Option<Reth>, imm: Option<u32>) -> Extension {
     let starts = opcode.position().starts();
     let imm = imm.filter(|_| opcode.position().ends()).map(ImmDt);

@@ -22,7 +22,6 @@ use crate::wire::{Nak, RnrTimer};
 use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, SrqId, Status};
 use crate::{Psn, Qpn, RKey};
 
-/// The responder of one queue pair.
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// Its own receive queue, or the one receive that it holds of the shared receive queue.
@@ -34,7 +33,6 @@ pub(crate) struct Responder {
     cq: CqId,
     limits: Limits,
 
-    /// The expected PSN.
     expected: Psn,
     /// Message sequence number (MSN): messages completed, modulo 2^24.
     msn: u32,
@@ -45,7 +43,6 @@ pub(crate) struct Responder {
     atomic_replay: AtomicReplay,
 }
 
-/// The queue pair attributes that the responder uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     access: RemoteAccess,
@@ -60,7 +57,6 @@ enum InboundMessage {
     None,
     /// A SEND, of which `done` bytes are in the oldest receive.
     Send { done: u64 },
-    /// A WRITE.
     Write(WriteTarget),
 }
 
@@ -70,9 +66,7 @@ struct WriteTarget {
     rkey: RKey,
     /// Destination of the next packet's payload.
     addr: u64,
-    /// Bytes not yet received.
     left: u32,
-    /// Total length in bytes.
     len: u32,
 }
 
@@ -149,7 +143,6 @@ impl Responder {
         }
     }
 
-    /// Applies attributes.
     pub(crate) fn configure(&mut self, set: &Modify) {
         let depth = usize::from(set.max_dest_rd_atomic.unwrap_or(0));
         if depth != self.limits.max_dest_rd_atomic {
@@ -168,7 +161,6 @@ impl Responder {
         self.expected = psn;
     }
 
-    /// Resets everything but the attributes.
     pub(crate) fn reset(&mut self) {
         self.queue.clear();
         self.expected = Psn::new(0);
@@ -207,12 +199,10 @@ impl Responder {
         self.expected
     }
 
-    /// Flushes the receive queue.
     pub(crate) fn flush(&mut self, connection: &Connection, out: &mut Outbox) {
         while self.complete(connection, Outcome::error(Status::Flushed), out) {}
     }
 
-    /// Drops all pending replies.
     pub(crate) fn clear_replies(&mut self) {
         self.replies.clear();
     }

@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use crate::wire::{Nak, RnrTimer};
 use crate::{Psn, RKey};
 
-/// A reply to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     /// Its PSN; of a READ, that of the next response.
@@ -23,7 +22,6 @@ pub(crate) struct Reply {
     pub(crate) duplicate: bool,
 }
 
-/// The type of a reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReplyKind {
     Ack,
@@ -39,7 +37,6 @@ pub(crate) struct ReadStream {
     /// Source of the next response's payload.
     pub(crate) addr: u64,
     pub(crate) rkey: RKey,
-    /// Bytes left.
     pub(crate) left: u32,
     /// Packets left, at least one.
     pub(crate) packets: u32,
@@ -61,7 +58,6 @@ impl Reply {
     }
 }
 
-/// The queue of replies.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     queue: VecDeque<Reply>,

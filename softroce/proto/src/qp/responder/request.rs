@@ -26,7 +26,6 @@ pub(super) enum Executed {
     Message,
     /// A READ or atomic, which takes this many PSNs and has a reply of its own.
     RdAtomic(u32),
-    /// No receive is posted.
     ReceiverNotReady,
     /// The payload cannot be read: the packet counts as lost.
     PayloadLost,
@@ -135,7 +134,6 @@ impl Responder {
         Ok(true)
     }
 
-    /// A SEND packet: into the oldest receive.
     pub(super) fn send<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -206,7 +204,6 @@ impl Responder {
         Ok(Executed::Message)
     }
 
-    /// A WRITE packet.
     pub(super) fn write<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,

@@ -88,7 +88,6 @@ impl Responder {
 }
 
 impl ReadStream {
-    /// Payload length of the next response.
     fn bytes(&self, connection: &Connection) -> usize {
         (self.left as usize).min(connection.mtu)
     }
@@ -98,7 +97,6 @@ impl ReadStream {
     }
 }
 
-/// Writes a reply of one packet.
 fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<PacketLens> {
     let (opcode, extension) = match reply.kind {
         ReplyKind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
@@ -114,7 +112,6 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
     connection.write_packet_headers(buf, &bth, &extension, 0, PayloadLocation::Inline)
 }
 
-/// Writes the headers of the next READ response.
 fn write_read_headers(
     psn: Psn,
     msn: u32,
