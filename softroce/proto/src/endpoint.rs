@@ -1,5 +1,4 @@
-//! All queue pairs of one device: demultiplexing of received packets by destination QPN,
-//! round-robin transmission, timers.
+//! The queue pairs of one device: demultiplexing by destination QPN, round-robin sending, timers.
 
 mod config;
 mod deferred;
@@ -43,8 +42,7 @@ const MAX_ACK_ONLY_QPS: usize = 4;
 /// full), then call `poll_timeout` for the next deadline of `handle_timeout`. `poll_transmit` reads
 /// memory and so may fail requests: drain completions and events again after it.
 ///
-/// No allocation per packet or per request, except that the queues of completions and events grow
-/// to their high-water mark.
+/// Nothing is allocated per packet or request, beyond the high-water mark of the queues.
 #[derive(Debug)]
 pub struct Endpoint {
     qps: QpTable,
@@ -145,8 +143,7 @@ impl Endpoint {
         self.qps.has_numbers()
     }
 
-    /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated
-    /// here, once.
+    /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset), with its queues.
     ///
     /// # Panics
     /// When there are [`MAX_QPS`](Self::MAX_QPS) already, no number is free, or the shared receive
@@ -176,8 +173,7 @@ impl Endpoint {
         self.qps.len()
     }
 
-    /// Modifies attributes and state (ibv_modify_qp(3)). RESET discards all requests without
-    /// completions; ERR flushes them.
+    /// Modifies a queue pair (ibv_modify_qp(3)). RESET discards all requests, ERR flushes them.
     ///
     /// # Errors
     /// When the transition table refuses it; nothing has changed then.
@@ -194,8 +190,7 @@ impl Endpoint {
         self.qps.get(self.qps.find(qpn)?).map(QueuePair::attributes)
     }
 
-    /// Destroys a queue pair and discards its requests without completions; false when it does not
-    /// exist.
+    /// Destroys a queue pair and discards its requests; false when it does not exist.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         self.last_sent = None;
         if let Some((index, qp)) = find(&mut self.qps, qpn) {
@@ -356,8 +351,7 @@ impl Endpoint {
         self.gsi.poll()
     }
 
-    /// Queues a management datagram to the peer's queue pair 1; returns false and drops it when the
-    /// queue is full.
+    /// Queues a management datagram to the peer's queue pair 1; false if the queue is full.
     pub fn send_mad(&mut self, path: Path, mad: Box<Mad>) -> bool {
         self.gsi.send(path, mad)
     }
@@ -397,8 +391,7 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// The shm link is full: queue pairs that need it wait until [`lane_ready`](Self::lane_ready),
-    /// others continue (back-pressure).
+    /// Back-pressure: queue pairs on this shm link wait until [`lane_ready`](Self::lane_ready).
     pub fn lane_full(&mut self, link: LaneId) {
         self.full_shm_links.fill(link);
     }

@@ -32,8 +32,7 @@ pub struct ReceivedMad {
     pub mad: Box<Mad>,
 }
 
-/// The management datagram in a RoCEv2 packet to queue pair 1; `None` for any other packet. Nothing
-/// else is checked.
+/// The management datagram in a RoCEv2 packet to queue pair 1; `None` for any other packet.
 pub fn mad_of(packet: &[u8]) -> Option<&Mad> {
     let (headers, rest) = packet.split_first_chunk::<{ Bth::LEN + Deth::LEN }>()?;
     let is_mad = Bth::dest_qp_of(headers)? == GSI && headers[0] == Opcode::ud_send(false).code();

@@ -42,8 +42,7 @@ use crate::{Datagram, Ident, Instant};
 
 /// More segments than the kernel accepts in one send (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: u16 = 128;
-/// How far ahead of the last Identification a counting source may be, in packets, if no time has
-/// passed.
+/// How far ahead of the last Identification a counting source may be, in packets, at once.
 const MAX_AHEAD: u64 = 4096;
 /// How far behind it, in packets.
 const MAX_BEHIND: u16 = 64;
@@ -66,8 +65,7 @@ pub enum Verdict {
     Unproven,
 }
 
-/// Checks the ICRC of received datagrams. See the [module](self) for how it learns their
-/// Identifications.
+/// Checks the ICRC of received datagrams and learns their Identifications: see the [module](self).
 #[derive(Clone, Debug)]
 pub struct IdentTracker {
     flows: FlowCache,
@@ -174,8 +172,7 @@ impl AddressPair {
         }
         if let Some((candidate, since)) = self.candidate {
             let after = u64::from(ident.wrapping_sub(candidate));
-            // An equal one does not confirm it: that may be the same damaged packet, duplicated
-            // after it was damaged.
+            // An equal one does not confirm it: a damaged packet may be duplicated.
             if after > 0 && after <= MAX_CANDIDATE_GAP + ticks(now.since(since)) {
                 return self.accept(ident, now, true);
             }

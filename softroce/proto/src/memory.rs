@@ -1,5 +1,4 @@
-//! Access to registered memory through a trait: the engine holds no pointers, and its tests use
-//! plain vectors.
+//! Access to registered memory through a trait: the engine holds no pointers.
 
 use core::ops::Range;
 
@@ -10,8 +9,7 @@ use crate::{LKey, Qpn, RKey};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
 
-/// The queue pair on whose behalf memory is accessed by a peer, or a window is bound: what a key is
-/// checked against.
+/// The queue pair that accesses memory or binds a window: what a key is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Via {
     /// Its protection domain.
@@ -23,8 +21,7 @@ pub struct Via {
 /// The binding of a memory window to a range of a region (IBTA vol 1, 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// The new key of the window: the upper 24 bits identify the window and never change, the lower
-    /// 8 are the consumer's.
+    /// The window's new key: the upper 24 bits identify the window, the lower 8 are the consumer's.
     pub rkey: RKey,
     /// The region's local key; ignored when `len` is 0.
     pub region: LKey,
@@ -71,8 +68,7 @@ pub struct AccessError;
 pub enum CopyError {
     /// The destination does not permit it.
     Access,
-    /// The source cannot be read any more: its owner has revoked it or is gone. The packet counts
-    /// as lost.
+    /// The source was revoked, or its owner is gone. The packet counts as lost.
     Gone,
 }
 
@@ -143,8 +139,7 @@ pub trait Memory {
     /// When it may not.
     fn check_local(&mut self, pd: PdId, sge: &Sge, write: bool) -> Result<(), AccessError>;
 
-    /// Copies `src` into local memory (scatter: received SENDs, READ responses, atomic results).
-    /// Needs LOCAL_WRITE.
+    /// Copies `src` into local memory (scatter). Needs LOCAL_WRITE.
     ///
     /// # Errors
     /// When the range may not be written locally.
@@ -169,8 +164,7 @@ pub trait Memory {
     /// When the range may not be read remotely.
     fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
 
-    /// As [`remote_read`](Self::remote_read), with a read-ahead hint: the READ continues with
-    /// `behind` bytes.
+    /// As [`remote_read`](Self::remote_read), with a read-ahead hint of `behind` bytes.
     ///
     /// # Errors
     /// As [`remote_read`](Self::remote_read).
@@ -248,8 +242,7 @@ pub trait Memory {
         Err(AccessError)
     }
 
-    /// As [`scatter`](Self::scatter), from the bytes `part` of the payload of the current packet of
-    /// a shm link.
+    /// As [`scatter`](Self::scatter), from bytes `part` of the current shm packet's payload.
     ///
     /// # Errors
     /// When the range may not be written locally, or the payload cannot be read.
@@ -257,8 +250,8 @@ pub trait Memory {
         Err(CopyError::Gone)
     }
 
-    /// As [`remote_write`](Self::remote_write), from the whole payload (`len` bytes) of the current
-    /// packet of a shm link.
+    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload (`len`
+    /// bytes).
     ///
     /// # Errors
     /// When the range may not be written remotely, or the payload cannot be read.

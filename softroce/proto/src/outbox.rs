@@ -1,5 +1,4 @@
-//! State that the queue pairs of an endpoint share: completions, events and counters to report, and
-//! the shared receive queues.
+//! State shared by an endpoint's queue pairs: completions, events, counters, SRQs.
 
 use std::collections::VecDeque;
 

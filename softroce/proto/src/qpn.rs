@@ -1,5 +1,4 @@
-//! Allocation of queue pair numbers (QPNs) in blocks, so that several processes can divide the
-//! numbers of one address.
+//! Allocation of queue pair numbers (QPNs) in blocks, which processes on one address divide.
 
 use std::collections::VecDeque;
 
@@ -44,14 +43,12 @@ impl Block {
     }
 }
 
-/// Allocates numbers from the blocks of an endpoint, round-robin: a number is reused only after all
-/// others.
+/// Allocates numbers round-robin: a number is reused only after all others.
 #[derive(Debug)]
 pub(crate) struct QpnAllocator {
     /// The current block first.
     cursors: VecDeque<BlockCursor>,
-    /// True: no other process is on the address, and blocks are added as needed. False: the owner
-    /// adds blocks.
+    /// No other process is on the address: blocks are added as needed, not by the owner.
     owns_address: bool,
     seed: u64,
 }

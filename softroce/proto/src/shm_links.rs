@@ -34,8 +34,7 @@ impl FullShmLinks {
         self.full.iter().any(|(full, _)| *full == link)
     }
 
-    /// Whether the queue pair in slot `index` must wait for `link`; it is registered as waiting
-    /// then.
+    /// Whether the queue pair in slot `index` must wait for `link`; registers it then.
     pub(crate) fn blocks(&mut self, index: u32, link: Option<LaneId>) -> bool {
         let Some((link, waiting)) = self.full.iter_mut().find(|(full, _)| Some(*full) == link) else {
             return false;

@@ -157,8 +157,8 @@ impl SrqTable {
 }
 
 impl Outbox {
-    /// Moves the oldest receive of a shared receive queue to a queue pair's one-slot queue; false
-    /// when there is none.
+    /// Moves the oldest receive of an SRQ to a queue pair's one-slot queue; false when there is
+    /// none.
     pub(crate) fn take_receive(&mut self, id: SrqId, holding: &mut ReceiveQueue) -> bool {
         let Some(srq) = self.srqs.get_mut(id) else {
             return false;

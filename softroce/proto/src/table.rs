@@ -54,8 +54,7 @@ impl QpTable {
         self.slots.len() - self.free.len()
     }
 
-    /// Inserts the queue pair that `make` creates for its number; `None` at the maximum, or when no
-    /// number is free.
+    /// Inserts the queue pair that `make` creates; `None` at the maximum, or if no number is free.
     pub(crate) fn insert(&mut self, make: impl FnOnce(Qpn) -> QueuePair) -> Option<Qpn> {
         let used = self.len();
         if used == Self::MAX {

@@ -31,8 +31,7 @@ impl fmt::Display for Qpn {
     }
 }
 
-/// A packet sequence number (PSN): 24 bits that wrap, compared within half the range (IBTA vol 1,
-/// 9.7.1).
+/// A packet sequence number (PSN): 24 bits that wrap (IBTA vol 1, 9.7.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -69,8 +68,7 @@ impl fmt::Debug for Psn {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LKey(pub u32);
 
-/// A remote key: identifies a memory region or window to a peer, with the rights it grants (IBTA
-/// vol 1, 10.6.3.2).
+/// A remote key: identifies a memory region or window to a peer (IBTA vol 1, 10.6.3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RKey(pub u32);
 
@@ -122,8 +120,7 @@ impl Mtu {
     }
 }
 
-/// A global identifier: under RoCEv2 an IPv6 address, or an IPv4 address as `::ffff:a.b.c.d` (IBTA
-/// annex A17).
+/// A global identifier: an IPv6 address, or `::ffff:a.b.c.d` for IPv4 (IBTA annex A17).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 

@@ -15,8 +15,7 @@ pub struct SrqId(pub(crate) u32);
 /// The operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// SEND, with immediate data when given (host order of the 32 bits as they go on the wire
-    /// big-endian).
+    /// SEND, with immediate data when given (in host order).
     Send {
         /// Immediate data.
         imm: Option<u32>,
@@ -53,8 +52,7 @@ pub enum Operation {
     },
     /// Binds a memory window: executed locally, before any later request begins.
     Bind(Bind),
-    /// Invalidates a window's key (local invalidate): executed locally, before any later request
-    /// begins.
+    /// Local invalidate of a window's key: executed locally, before any later request begins.
     Invalidate {
         /// The key.
         rkey: RKey,
@@ -101,8 +99,7 @@ pub struct Destination {
     pub path: Path,
     /// The receiving queue pair.
     pub qpn: Qpn,
-    /// The Q_Key to send; with the highest bit set, the sender's own Q_Key is used instead (IBTA
-    /// vol 1, 10.2.5).
+    /// The Q_Key; with the highest bit set, the sender's own is used (IBTA vol 1, 10.2.5).
     pub qkey: u32,
 }
 
@@ -145,8 +142,7 @@ pub enum Status {
     LocalProtection = 4,
     /// Flushed: the queue pair was in, or entered, the error state.
     Flushed = 5,
-    /// Memory management operation error: an invalid bind, or a key that cannot be invalidated
-    /// (IBTA vol 1, 11.6.2).
+    /// Memory management operation error: invalid bind or invalidate (IBTA vol 1, 11.6.2).
     WindowBind = 6,
     /// Bad response from the peer.
     BadResponse = 7,
@@ -195,8 +191,7 @@ pub enum CompletionOpcode {
 pub struct Completion {
     /// The request's `wr_id`.
     pub wr_id: u64,
-    /// The status. When it is not [`Status::Success`] only `wr_id`, `qpn` and whether `opcode` is a
-    /// receive are valid.
+    /// On error only `wr_id`, `qpn` and whether `opcode` is a receive are valid.
     pub status: Status,
     /// The completed operation.
     pub opcode: CompletionOpcode,
@@ -212,7 +207,6 @@ pub struct Completion {
     pub src_qpn: Qpn,
     /// The solicited-event bit of the message.
     pub solicited: bool,
-    /// The first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header (UD only). They
-    /// count in `byte_len`.
+    /// UD: the first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header.
     pub grh: bool,
 }

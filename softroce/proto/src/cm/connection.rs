@@ -171,8 +171,7 @@ impl Connection {
     }
 
     fn rej_message(&self, message: MessageKind, reason: RejectReason, private_data: &[u8]) -> Message {
-        // The peer of a timed-out request may have no id yet and finds the connection by the GUID
-        // (12.6.7.2).
+        // A timed-out REQ's receiver may have no id yet, and finds it by the GUID (12.6.7.2).
         let info = if reason == RejectReason::TIMEOUT {
             self.guid.to_be_bytes().to_vec()
         } else {
@@ -290,8 +289,7 @@ impl Connection {
         true
     }
 
-    /// The queue pair has received before the RTU arrived (12.9.6: the communication established
-    /// event).
+    /// The queue pair has received before the RTU arrived (12.9.6, communication established).
     pub(super) fn notify(&mut self, out: &mut Out) -> bool {
         match self.state {
             State::RepSent => {

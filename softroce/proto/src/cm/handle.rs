@@ -14,8 +14,7 @@ use crate::wire::Transport;
 use crate::{Gid, Instant, Mtu};
 
 impl Cm {
-    /// Handles a management datagram received on queue pair 1 from `from`. Its content is not
-    /// trusted.
+    /// Handles a management datagram received on queue pair 1. Its content is not trusted.
     pub fn handle_mad(&mut self, now: Instant, from: IpAddr, mad: &Mad) {
         let from = from.to_canonical();
         let Some((transaction, message)) = Message::parse(mad) else {
@@ -100,8 +99,7 @@ impl Cm {
         }
         let target = (MessageKind::Request, 0, req.local_id);
         if req.primary.local_gid != Gid::from(from) {
-            // A request for another address than its sender's could direct traffic to a third
-            // party.
+            // A request for another address than its sender's could flood a third party.
             return None;
         }
         let transport = match req.transport {
@@ -150,8 +148,7 @@ impl Cm {
         Some(())
     }
 
-    /// A connection for a received request; `None` when the backlog or table is full: the peer then
-    /// retransmits.
+    /// A connection for a received request; `None` if the backlog is full: the peer retransmits.
     fn new_passive(
         &mut self,
         key: RequestKey,

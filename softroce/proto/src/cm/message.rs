@@ -57,8 +57,7 @@ pub(super) struct Req {
     pub(super) qpn: Qpn,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
-    /// Remote and local CM response timeouts, codes of 5 bits: how long the receiver's and the
-    /// sender's replies take.
+    /// Remote and local CM response timeouts, codes of 5 bits.
     pub(super) remote_timeout: u8,
     pub(super) local_timeout: u8,
     /// 2 bits.
@@ -208,8 +207,7 @@ mod attribute {
 const NO_ALTERNATE_PATHS: u8 = 2;
 
 impl Message {
-    /// Parses a datagram into transaction id and message. `None` for another class or an unknown
-    /// message.
+    /// Parses a datagram into transaction id and message; `None` for any other.
     pub(super) fn parse(mad: &Mad) -> Option<(u64, Self)> {
         let (header, bytes) = Header::split(mad)?;
         let message = match header.attribute {

@@ -166,8 +166,7 @@ impl Cm {
         Ok(id)
     }
 
-    /// Destroys a listener. Requests that it has already reported stay, to be answered or
-    /// destroyed.
+    /// Destroys a listener. Requests already reported stay.
     ///
     /// # Errors
     /// When it does not exist.
@@ -182,8 +181,7 @@ impl Cm {
 
     // Connecting
 
-    /// Sends a REQ. The result is [`CmEvent::Reply`], [`CmEvent::Rejected`] or
-    /// [`CmEvent::Unreachable`].
+    /// Sends a REQ. Reports [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
     /// When the request is invalid, or there are [`MAX_CONNECTIONS`].

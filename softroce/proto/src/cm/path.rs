@@ -1,5 +1,4 @@
-//! The path in a REQ: 44 bytes (IBTA vol 1, 12.7). Under RoCEv2 it is two GIDs, which are IP
-//! addresses; there are no LIDs.
+//! The path in a REQ: 44 bytes (IBTA vol 1, 12.7). Under RoCEv2, two GIDs and no LIDs.
 
 use super::mad::MESSAGE_LEN;
 use super::message::{be16, be32, put};

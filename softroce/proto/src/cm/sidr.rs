@@ -1,5 +1,4 @@
-//! Service id resolution (SIDR) of datagram services: one request, one reply (IBTA vol 1, 12.11). A
-//! [`Connection`] with two states.
+//! Service id resolution (SIDR) of datagram services: a request and a reply (IBTA vol 1, 12.11).
 
 use super::Out;
 use super::connection::{Connection, State};

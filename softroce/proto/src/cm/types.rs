@@ -12,8 +12,7 @@ use crate::{Mtu, Psn, Qpn};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ServiceId(pub u64);
 
-/// A connection or SIDR exchange of one [`Cm`](super::Cm): its communication id (IBTA vol 1, 12.7),
-/// never 0.
+/// Communication id of a connection or SIDR exchange (IBTA vol 1, 12.7), never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub(super) u32);
 
@@ -83,8 +82,7 @@ pub struct Request {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// CM response timeout of both ends, after which a message is retransmitted: 4.096 µs · 2^t,
-    /// plus the packet lifetime.
+    /// CM response timeout of both ends: 4.096 µs · 2^t, plus the packet lifetime.
     pub response_timeout: u8,
     /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
@@ -124,8 +122,7 @@ const DEFAULT_ACK_TIMEOUT: u8 = 16;
 pub(super) const DEFAULT_RESPONSE_TIMEOUT: u8 = 18;
 pub(super) const DEFAULT_MAX_RETRIES: u8 = 15;
 
-/// How a request is accepted. The peer's starting PSN is chosen by the manager, see
-/// [`Parameters::rq_psn`].
+/// Parameters of a REP. The manager chooses the peer's starting PSN.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Accept {
     /// Local queue pair.
@@ -155,8 +152,7 @@ pub struct SidrRequest {
     pub response_timeout: u8,
     /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
-    /// At most [`private_data_len::SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes for the
-    /// peer.
+    /// At most [`SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -182,8 +178,7 @@ pub struct SidrReply {
     pub qpn: Qpn,
     /// Its Q_Key.
     pub qkey: u32,
-    /// At most [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes for the
-    /// peer.
+    /// At most [`SIDR_REP`](super::private_data_len::SIDR_REP) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -251,8 +246,7 @@ pub struct PeerRequest {
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// Private data: always [`private_data_len::REQ`](super::private_data_len::REQ) bytes,
-    /// zero-padded.
+    /// Private data: always [`REQ`](super::private_data_len::REQ) bytes, zero-padded.
     pub private_data: Vec<u8>,
 }
 
@@ -288,8 +282,7 @@ pub enum CmEvent {
         /// The request.
         request: Box<PeerRequest>,
     },
-    /// A REP was received: connect the queue pair, then [`Cm::establish`](super::Cm::establish), or
-    /// reject.
+    /// REP received: connect the queue pair, then [`establish`](super::Cm::establish), or reject.
     Reply {
         /// The connection.
         id: ConnectionId,
@@ -337,8 +330,7 @@ pub enum CmEvent {
         peer: IpAddr,
         /// The service id.
         service: ServiceId,
-        /// Private data: always [`private_data_len::SIDR_REQ`](super::private_data_len::SIDR_REQ)
-        /// bytes.
+        /// Private data: always [`SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes.
         private_data: Vec<u8>,
     },
     /// The SIDR_REP was received.
@@ -368,8 +360,7 @@ impl CmEvent {
     }
 }
 
-/// Parameters for connecting a queue pair: the attributes of INIT → RTR and RTR → RTS
-/// (ibv_modify_qp(3)).
+/// Attributes for connecting a queue pair, INIT → RTR → RTS (ibv_modify_qp(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameters {
     /// RC or UC.

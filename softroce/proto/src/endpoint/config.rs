@@ -16,22 +16,18 @@ pub struct EndpointConfig {
     pub shm_window: u32,
     /// The port's MTU: the maximum payload of a UD datagram.
     pub mtu: Mtu,
-    /// Maximum payload of a packet on a shm link in bytes, the same at both ends; 256 KiB except in
-    /// tests.
+    /// Maximum payload of a shm packet in bytes, the same at both ends; 256 KiB except in tests.
     pub shm_mtu: usize,
-    /// On a shm link, payloads up to this many bytes are copied into the ring; longer ones are
-    /// passed by reference.
+    /// On a shm link, longer payloads (in bytes) are passed by reference, not through the ring.
     pub shm_inline_threshold: usize,
 }
 
 impl EndpointConfig {
     /// The window of the Linux kernel's rxe.
     pub const DEFAULT_WINDOW: u32 = 128;
-    /// Seven eighths of the 512 slots of a shm ring; the rest is left for packets of other queue
-    /// pairs.
+    /// Seven eighths of the 512 slots of a shm ring; the rest is for other queue pairs.
     pub const SHM_WINDOW: u32 = 448;
-    /// Maximum payload of a packet on a shm link in bytes. A constant: the ends do not negotiate
-    /// it.
+    /// Maximum payload of a shm packet in bytes. The ends do not negotiate it.
     pub const LANE_MTU: usize = 256 << 10;
     /// Up to this size two copies through the ring cost less than a reference.
     pub const SHM_INLINE_THRESHOLD: usize = 1024;

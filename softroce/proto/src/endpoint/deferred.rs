@@ -1,5 +1,4 @@
-//! Deferred copies on shm links: the [`Memory`](crate::memory::Memory) copies some payloads after
-//! their packet was handled.
+//! Copies on shm links that the [`Memory`](crate::memory::Memory) defers.
 
 use crate::Qpn;
 use crate::endpoint::Endpoint;

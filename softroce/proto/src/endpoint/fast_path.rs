@@ -1,8 +1,7 @@
 //! Fast paths for the most frequent packets on a shm link: a short request transmitted while it is
 //! posted, and a received WRITE ONLY executed without the general dispatch.
 //!
-//! A fast path changes the same state as the general path, and declines whatever is not the common
-//! case.
+//! A fast path has the same effect as the general path, and declines what is not the common case.
 
 use core::time::Duration;
 

@@ -6,8 +6,7 @@ use crate::Qpn;
 use crate::qp::{LaneId, Path};
 use crate::work::SrqId;
 
-/// The IPv4 Identification of a received datagram, which the ICRC covers, as far as the receiver
-/// knows it.
+/// The IPv4 Identification of a received datagram, which the ICRC covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ident {
     /// Its value.
@@ -62,8 +61,7 @@ pub struct Transmit {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// Length in the buffer in bytes, including the 4 bytes of the ICRC, which the link fills in
-    /// once it knows the Identification.
+    /// Bytes in the buffer, including the 4 of the ICRC, which the link fills in.
     pub len: usize,
     /// The sending queue pair.
     pub qpn: Qpn,
@@ -103,8 +101,7 @@ impl Transmit {
 /// An asynchronous event of the device (ibv_get_async_event(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AsyncEvent {
-    /// IBV_EVENT_QP_FATAL: the queue pair entered the error state for a reason that no completion
-    /// reports.
+    /// IBV_EVENT_QP_FATAL: entered the error state for a reason that no completion reports.
     QpFatal(Qpn),
     /// IBV_EVENT_QP_REQ_ERR: the peer sent a malformed request.
     QpRequestError(Qpn),
@@ -117,7 +114,6 @@ pub enum AsyncEvent {
     /// IBV_EVENT_QP_LAST_WQE_REACHED: the queue pair is in the error state and consumes no more
     /// receives of its shared receive queue.
     LastWqeReached(Qpn),
-    /// IBV_EVENT_SRQ_LIMIT_REACHED: the shared receive queue holds fewer receives than its limit,
-    /// which is now disarmed.
+    /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives than the limit, which is now disarmed.
     SrqLimitReached(SrqId),
 }

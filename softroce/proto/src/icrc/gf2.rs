@@ -1,5 +1,4 @@
-//! Arithmetic in the field of the CRC: polynomials over GF(2) modulo that of CRC-32, bit-reflected
-//! as in the register.
+//! Arithmetic in the field of the CRC: polynomials over GF(2) modulo CRC-32's, bit-reflected.
 //!
 //! Feeding a zero byte multiplies the register by x⁸. So the contribution of a header field to the
 //! CRC is a product, and computing the field from the CRC is one too: the inverse of x⁸ exists, as
@@ -37,8 +36,7 @@ const fn power(mut base: u32, mut exponent: u32) -> u32 {
     product
 }
 
-/// The contribution of a big-endian 16-bit header field to the CRC, by the value of each of its
-/// bytes.
+/// The contribution of a big-endian 16-bit field to the CRC, by the value of each byte.
 pub(super) struct FieldTable([[u32; 256]; 2]);
 
 impl FieldTable {
@@ -47,8 +45,7 @@ impl FieldTable {
         let mut table = [[0; 256]; 2];
         let mut at = 0;
         while at < 2 {
-            // A byte enters the low end of the register and is multiplied by x⁸ for itself and each
-            // byte after it.
+            // A byte enters at the low end, and is multiplied by x⁸ for itself and each later byte.
             let shift = power(ONE >> 1, 8 * (bytes_after + 2 - at) as u32);
             let mut value = 0;
             while value < 256 {
@@ -93,7 +90,6 @@ pub fn solve_ident(syndrome: u32, len: usize) -> Option<u16> {
     let bytes = (len + super::IDENT_TO_BTH + 2) & 0xffff;
     let back = multiply(STEPS_BACK[0][bytes & 0xff], STEPS_BACK[1][bytes >> 8]);
     let register = multiply(syndrome, back);
-    // Its two bytes entered the low end of the register, the first one lowest; anything above them
-    // has another cause.
+    // Its two bytes entered at the low end, the first one lowest.
     u16::try_from(register).ok().map(u16::swap_bytes)
 }

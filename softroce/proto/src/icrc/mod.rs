@@ -1,5 +1,4 @@
-//! The invariant CRC (ICRC): the last 4 bytes of every RoCEv2 packet, an end-to-end check (IBTA
-//! annex A17.3.3, vol 1, 7.8.1).
+//! The invariant CRC (ICRC): the last 4 bytes of every packet (IBTA annex A17.3.3, vol 1, 7.8.1).
 //!
 //! It is the CRC-32 of Ethernet over 8 bytes of ones, the IP header, the UDP header, and the packet
 //! from the BTH on, with everything that routers may change replaced by ones: IPv4 TOS, TTL and
@@ -134,8 +133,7 @@ impl Flow {
         hasher.finalize()
     }
 
-    /// Writes the ICRC into the last 4 bytes of a packet from the BTH on. Shorter ones are left
-    /// unchanged.
+    /// Writes the ICRC into the last 4 bytes, if any, of a packet from the BTH on.
     pub fn seal(&self, ident: u16, packet: &mut [u8]) {
         if let Some((packet, icrc)) = packet.split_last_chunk_mut::<LEN>() {
             *icrc = self.compute(ident, packet).to_le_bytes();

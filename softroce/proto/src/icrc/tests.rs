@@ -1,5 +1,4 @@
-//! The ICRC against packets captured from other devices, and against a bit-by-bit reference over a
-//! masked packet.
+//! The ICRC against captured packets, and against a bit-by-bit reference.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -54,8 +54,7 @@ fn check(tracker: &mut IdentTracker, now: Instant, src: IpAddr, ident: u16, segm
     tracker.check(now, &datagram(src, segment, &packet(src, ident, now.0 as u32)))
 }
 
-/// A sender with Linux' rule for Identifications, as in the module's description, with a tick of 1
-/// ms.
+/// A sender with Linux' rule for Identifications, as the module describes, with a 1 ms tick.
 struct Counter {
     ident: u16,
     at: Instant,
@@ -80,8 +79,7 @@ fn an_exact_source_loses_nothing() {
     let mut now = Instant::ZERO;
     for _ in 0..2000 {
         now = now + Duration::from_micros(rng.below(3_000_000));
-        // A run of segments arrives in one or two pieces, so indexes in the second are not those of
-        // the sender.
+        // A run of segments arrives in one or two pieces, so indexes may differ from the sender's.
         let (run, split) = (1 + rng.below(MAX_SEGMENTS.into()) as u16, rng.below(160) as u16);
         for ident in 0..run {
             let place = if ident < split { ident } else { ident - split };
@@ -145,8 +143,7 @@ fn late_packets_of_a_counting_source_are_accepted() {
     );
 }
 
-/// A source that starts to count elsewhere is accepted at the second packet, if that follows the
-/// first.
+/// A source that counts from elsewhere is accepted at the second packet, if it follows the first.
 #[test]
 fn a_jump_costs_one_packet() {
     let mut tracker = IdentTracker::default();

@@ -52,8 +52,7 @@ pub struct QpInit {
     pub signal_all: bool,
     /// Its transport service.
     pub transport: Transport,
-    /// Its shared receive queue; it has no receive queue of its own then, whatever `max_recv_wr`
-    /// and `max_recv_sge` are.
+    /// Its shared receive queue; `max_recv_wr` and `max_recv_sge` are ignored then.
     pub srq: Option<SrqId>,
     /// Over UDP, send a pending ACK before requests posted after it, as an adapter does; otherwise
     /// behind them, as both then leave in one GSO run.
@@ -71,8 +70,7 @@ pub struct RemoteAccess {
     pub atomic: bool,
 }
 
-/// A shm link: the shared-memory link to a process of the same host, as numbered by the endpoint's
-/// owner.
+/// A shm link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneId(pub u32);
 
@@ -145,8 +143,7 @@ pub struct Attributes {
     pub init: QpInit,
     /// In SQD: requests are in flight.
     pub sq_draining: bool,
-    /// Modified attributes; every field that was ever set is `Some`, `state` and `sq_psn` are the
-    /// current ones.
+    /// Modified attributes: `Some` if ever set; `state` and `sq_psn` are the current ones.
     pub set: Modify,
 }
 
@@ -170,8 +167,7 @@ pub enum ModifyError {
     Value(u32),
 }
 
-/// The local ACK timeout of code `t`: 4.096 µs · 2^t, `None` (infinite) for 0 (IBTA vol 1,
-/// 9.7.6.1.3).
+/// Local ACK timeout: 4.096 µs · 2^t, `None` (infinite) for 0 (IBTA vol 1, 9.7.6.1.3).
 pub const fn ack_timeout(t: u8) -> Option<Duration> {
     if t == 0 {
         None

@@ -153,8 +153,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether received packets are processed: RTR and later states, except the error state (IBTA
-    /// vol 1, 10.3.1).
+    /// Whether received packets are processed: from RTR on, except in ERR (IBTA vol 1, 10.3.1).
     pub(crate) const fn receives(&self) -> bool {
         matches!(self.state, State::Rtr | State::Rts | State::Sqd | State::Sqe)
     }
@@ -295,8 +294,7 @@ impl QueuePair {
         self.responder.clear_replies();
     }
 
-    /// Ends the connection with a NAK for the peer's request (IBTA vol 1, 9.9.3: responder class C
-    /// errors).
+    /// Ends the connection with a NAK (IBTA vol 1, 9.9.3: responder class C errors).
     fn fail_with_nak(&mut self, fatal: FatalNak, out: &mut Outbox) {
         self.responder.queue_fatal_nak(fatal.nak, out);
         if !fatal.reported {

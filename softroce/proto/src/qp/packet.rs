@@ -1,5 +1,4 @@
-//! Inbound and outbound packets of a queue pair: with their payload in the datagram (UDP), or by
-//! reference (shm link).
+//! Packets of a queue pair: payload in the datagram (UDP), or by reference (shm link).
 //!
 //! On a shm link a packet has no pad and no ICRC, as nothing can corrupt it. A short payload
 //! follows the headers in the buffer; a long one is passed by reference, and the receiver copies it
@@ -80,8 +79,7 @@ impl PayloadLocation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PacketLens {
-    /// Bytes in the buffer: over UDP including space for the ICRC, on a shm link without a payload
-    /// by reference.
+    /// Bytes in the buffer: with space for the ICRC (UDP), without payload by reference (shm).
     pub(crate) len: usize,
     pub(crate) header_len: usize,
     pub(crate) by_ref: u32,

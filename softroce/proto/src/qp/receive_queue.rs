@@ -1,5 +1,4 @@
-//! The receive queue: a ring of requests with their SGEs, allocated when the queue pair or shared
-//! receive queue is created.
+//! The receive queue: a ring of requests with their SGEs, allocated at creation.
 
 use crate::LKey;
 use crate::memory::Sge;
@@ -98,8 +97,7 @@ impl ReceiveQueue {
         Some(receive)
     }
 
-    /// Moves the oldest request to `other`, which has a free slot and takes as many SGEs; false
-    /// when there is none.
+    /// Moves the oldest request to `other`, which has space for it; false when there is none.
     pub(crate) fn move_to(&mut self, other: &mut Self) -> bool {
         let moved = self.front().is_some_and(|(receive, sges)| {
             let wr_id = receive.wr_id;

@@ -1,5 +1,4 @@
-//! The send queue: a ring of WQEs with their SGEs and inline data, allocated when the queue pair is
-//! created.
+//! The send queue: a ring of WQEs with their SGEs and inline data, allocated at creation.
 //!
 //! Requests are numbered from 0 without wrapping; those from `head` to `tail` are in the ring.
 

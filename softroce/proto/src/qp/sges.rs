@@ -15,8 +15,7 @@ struct Piece {
     behind: usize,
 }
 
-/// The pieces of the `len` bytes at `offset` of the message in `sges`; fewer bytes where the list
-/// ends.
+/// The pieces of up to `len` bytes at `offset` of the message in `sges`.
 fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> {
     let mut skip = offset;
     let mut done = 0;
@@ -30,8 +29,7 @@ fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> 
         }
         let range = done..done + take;
         done += take;
-        // An SGE past the end of the address space must not wrap to its start: the memory refuses
-        // the saturated address.
+        // Past the end of the address space: the memory refuses the saturated address.
         let addr = sge.addr.saturating_add(start);
         Some(Piece {
             lkey: sge.lkey,
@@ -60,8 +58,7 @@ pub(crate) fn gather<M: Memory>(
     Ok(())
 }
 
-/// Adds the `len` bytes at `offset` of the message to the packet being written, by reference; the
-/// list is long enough.
+/// Adds the `len` bytes at `offset` of the message to the packet, by reference.
 pub(crate) fn add_refs<M: Memory>(
     memory: &mut M,
     pd: PdId,

@@ -14,8 +14,7 @@ use crate::wire::Transport;
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
 impl QueuePair {
-    /// Whether a request without a destination may be posted (IBTA vol 1, table 36: operations of
-    /// each transport).
+    /// Whether the transport offers the operation (IBTA vol 1, table 36), without a destination.
     pub(super) const fn offers(&self, operation: &Operation) -> bool {
         match self.init.transport {
             Transport::Rc => true,
@@ -46,8 +45,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Handles a valid packet from the peer for this UC queue pair, which
-    /// [`receives`](Self::receives).
+    /// Handles a valid packet from the peer of this UC queue pair.
     pub(super) fn handle_unreliable<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
@@ -122,8 +120,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the oldest send request with `status` and flushes later ones; receiving continues
-    /// (IBTA vol 1, 10.3.1.6: SQE).
+    /// Completes the oldest request with `status`, flushes later ones (IBTA vol 1, 10.3.1.6: SQE).
     fn fail_sending(&mut self, status: Status, out: &mut Outbox) {
         self.requester.fail(status, &self.connection, out);
         self.requester.flush(&self.connection, out);

@@ -141,8 +141,7 @@ impl Syndrome {
 pub struct Aeth {
     /// The syndrome.
     pub syndrome: Syndrome,
-    /// The message sequence number: messages completed by the responder, modulo 2^24. The top byte
-    /// is not sent.
+    /// The message sequence number: messages completed by the responder, modulo 2^24.
     pub msn: u32,
 }
 

@@ -1,5 +1,4 @@
-//! The atomic acknowledge extended transport header (AtomicAckETH), 8 bytes: the original value
-//! (IBTA vol 1, 9.5.3).
+//! The AtomicAckETH (atomic acknowledge header), 8 bytes: the original value (IBTA vol 1, 9.5.3).
 
 /// An atomic acknowledge extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,8 +13,7 @@
 use super::{Opcode, ParseError};
 use crate::{Psn, Qpn};
 
-/// The P_Key of the default partition with full membership, which RoCEv2 uses (IBTA vol 1,
-/// 10.9.1.2).
+/// The P_Key of the default partition with full membership (IBTA vol 1, 10.9.1.2).
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
 const MEMBERSHIP: u16 = 0x8000;
@@ -61,8 +60,7 @@ impl Bth {
         }
     }
 
-    /// The destination queue pair of a packet, without parsing the rest; `None` if shorter than a
-    /// header.
+    /// The destination QPN of a packet, without parsing the rest; `None` if too short.
     pub fn dest_qp_of(packet: &[u8]) -> Option<Qpn> {
         let header = packet.first_chunk::<{ Self::LEN }>()?;
         Some(Qpn::new(u32::from_be_bytes([0, header[5], header[6], header[7]])))
@@ -75,8 +73,7 @@ impl Bth {
         }
     }
 
-    /// Parses a header and its pad count (0 … 3 bytes). Reserved bits are ignored, as required of
-    /// receivers.
+    /// Parses a header and its pad count (0 … 3 bytes). Reserved bits are ignored.
     ///
     /// # Errors
     /// An unknown opcode, a transport version other than 0, or another partition's P_Key (limited

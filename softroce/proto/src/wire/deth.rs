@@ -1,5 +1,4 @@
-//! The datagram extended transport header (DETH), 8 bytes: Q_Key and source QP of a UD packet (IBTA
-//! vol 1, 9.3.2).
+//! The datagram extended transport header (DETH), 8 bytes (IBTA vol 1, 9.3.2).
 //!
 //! ```text
 //! 0..4  Q_Key

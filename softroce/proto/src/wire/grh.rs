@@ -20,8 +20,7 @@ const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
 const HOP_LIMIT: u8 = 64;
 
-/// The IP header of a datagram with `payload_len` bytes of UDP payload; IPv4-mapped addresses count
-/// as IPv4.
+/// The IP header of a datagram with `payload_len` bytes of UDP payload.
 pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
     // A datagram is shorter than 2^16 bytes, headers included.

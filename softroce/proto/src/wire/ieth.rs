@@ -1,5 +1,4 @@
-//! The invalidate extended transport header (IETH), 4 bytes: the key that SEND with invalidate
-//! invalidates (IBTA vol 1, 9.3.7).
+//! The invalidate extended transport header (IETH), 4 bytes (IBTA vol 1, 9.3.7).
 
 use crate::RKey;
 

@@ -1,5 +1,4 @@
-//! Immediate data (ImmDt), 4 bytes that are reported in the receiver's completion (IBTA vol 1,
-//! 9.3.6).
+//! Immediate data (ImmDt), 4 bytes for the receiver's completion (IBTA vol 1, 9.3.6).
 
 /// Immediate data in host order (`ntohl` of the verbs' `imm_data`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

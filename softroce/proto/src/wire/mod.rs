@@ -1,5 +1,4 @@
-//! RoCEv2 packets as bytes: one file per header, and [`Packet`] for a whole UDP payload (IBTA vol
-//! 1, chapter 9 and annex A17).
+//! RoCEv2 packets as bytes: one file per header, and [`Packet`] (IBTA vol 1, ch. 9, annex A17).
 //!
 //! ```text
 //! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC

@@ -128,8 +128,7 @@ macro_rules! opcodes {
             /// Every opcode, in numerical order.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The opcode with this number, `None` for reserved ones and other services (RD, XRC,
-            /// CNP).
+            /// The opcode with this number, `None` for reserved ones, RD, XRC and CNP.
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$name),)*

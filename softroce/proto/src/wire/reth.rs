@@ -1,5 +1,4 @@
-//! The RDMA extended transport header (RETH), 16 bytes: the remote memory of an RDMA WRITE or READ
-//! (IBTA vol 1, 9.3.3).
+//! The RDMA extended transport header (RETH), 16 bytes: remote memory (IBTA vol 1, 9.3.3).
 //!
 //! ```text
 //! 0..8    virtual address

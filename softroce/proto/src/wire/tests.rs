@@ -112,8 +112,7 @@ fn packet_like() -> impl Strategy<Value = Vec<u8>> {
         })
 }
 
-/// Parses; an accepted packet is written again, and must be equal except for bits that receivers
-/// ignore.
+/// Parses; an accepted packet is written again, and must be equal except for ignored bits.
 fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
     let Ok(packet) = Packet::parse(bytes) else {
         return Ok(());
@@ -154,8 +153,7 @@ proptest! {
             let needed = WriteError::TooLong { needed: len, len: short };
             prop_assert_eq!(write(&mut buf[..short], &bth, &extension, payload.len()), Err(needed));
             prop_assert_eq!(&buf, &before);
-            // Cut to a multiple of 4 it may still be a packet with less payload; cut into the
-            // headers it never is.
+            // Cut to a multiple of 4 it may still be a packet, but not if cut into the headers.
             let parsed = Packet::parse(&buf[..short]);
             prop_assert!(parsed.is_err() || short % 4 == 0 && short >= start + 4);
         }
@@ -178,8 +176,7 @@ proptest! {
     }
 }
 
-/// The layout by hand from the standard's figures, so that reading and writing cannot both be
-/// wrong.
+/// The layout by hand from the standard's figures, independently of both directions.
 #[test]
 fn a_write_only_byte_by_byte() {
     let mut bth = Bth::new(Opcode::RcWriteOnlyImm, Qpn::new(0x12_3456), Psn::new(0xab_cdef));

@@ -12,8 +12,7 @@ use crate::qp::requester::Requester;
 use crate::work::{Operation, Status};
 
 impl Requester {
-    /// Advances the cursor to the next request that has packets, and begins it. False when there is
-    /// none, or it must wait.
+    /// Begins the next request that has packets. False when there is none, or it must wait.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -38,8 +37,7 @@ impl Requester {
         Ok(self.local_end > self.queue.head && self.request_ack())
     }
 
-    /// Executes the local request at the cursor. False when that failed and it is not the oldest
-    /// yet.
+    /// Executes the local request at the cursor. False if it failed and is not the oldest yet.
     pub(super) fn begin_local<M: Memory>(
         &mut self,
         operation: &Operation,

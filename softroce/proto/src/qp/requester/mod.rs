@@ -1,5 +1,4 @@
-//! The requester: sends the requests of the send queue and completes them by the peer's responses
-//! (IBTA vol 1, 9.7.2 to 9.7.8).
+//! The requester: sends requests, completes them by their responses (IBTA vol 1, 9.7.2 to 9.7.8).
 //!
 //! Packets are numbered in 64 bits from the first PSN on, so nothing here wraps: the PSN on the
 //! wire is the low 24 bits of the starting PSN plus that number. Three numbers are the whole
@@ -69,8 +68,7 @@ pub(crate) struct Requester {
     /// The last packet of a request was sent without AckReq, and none since had it: see
     /// [`may_suppress_ack`](Self::may_suppress_ack).
     ack_suppressed: bool,
-    /// One past the last local request executed: it completes when those before it are
-    /// acknowledged.
+    /// One past the last local request executed; it completes after those before it.
     local_end: u64,
 
     retries_left: u8,
@@ -234,8 +232,7 @@ impl Requester {
         connection.shm_link.is_some() && !waited_for && !self.queue.is_half_full() && self.next == self.max
     }
 
-    /// Resends the last packet with AckReq, if its ACK was suppressed. False when there is nothing
-    /// to request.
+    /// Resends the last packet with AckReq, if its ACK was suppressed; false otherwise.
     pub(crate) fn request_ack(&mut self) -> bool {
         if !self.ack_suppressed || self.next != self.max || self.una == self.max {
             return false;
@@ -270,8 +267,7 @@ impl Requester {
         self.timer = Timer::Idle;
     }
 
-    /// Completes the oldest request. An error is always reported, success only if signaled (IBTA
-    /// vol 1, 10.7.3.1).
+    /// Completes the oldest request: success is reported only if signaled (IBTA vol 1, 10.7.3.1).
     fn complete(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
         let wqe = self.queue.get(self.queue.head);
         if wqe.signalled || status != Status::Success {
@@ -292,8 +288,7 @@ impl Requester {
         self.queue.head += 1;
     }
 
-    /// One past the last packet of the READ part that contains packet `number`; for other requests,
-    /// of the request.
+    /// One past the last packet of the READ part, or other request, that contains packet `number`.
     fn part_end(&self, wqe: &Wqe, number: u64) -> u64 {
         match wqe.operation {
             Operation::Read { .. } => wqe
@@ -307,8 +302,7 @@ impl Requester {
         self.start.add(number as u32)
     }
 
-    /// The number of a packet by its PSN, within half the PSN space of `una`; `None` if before the
-    /// first packet of the connection.
+    /// The packet number of a PSN within half the PSN space of `una`; `None` if negative.
     fn number(&self, psn: Psn) -> Option<u64> {
         self.una.checked_add_signed(i64::from(psn.since(self.psn(self.una))))
     }

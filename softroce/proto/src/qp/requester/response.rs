@@ -66,8 +66,8 @@ impl Requester {
         connection: &Connection,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // A NAK acknowledges everything before its PSN, an ACK its PSN too: ACKs are coalesced
-        // (IBTA vol 1, 9.7.5.1.1).
+        // A NAK acknowledges all before its PSN, a coalesced ACK its PSN too (IBTA vol 1,
+        // 9.7.5.1.1).
         let (end, nak) = match syndrome {
             Syndrome::Ack(_) => (number + 1, None),
             Syndrome::RnrNak(_) | Syndrome::Nak(_) => (number, Some(syndrome)),
@@ -237,8 +237,7 @@ impl Requester {
         self.recover(now)
     }
 
-    /// Packet `una` or its response was lost: goes back to it, once. After an RNR NAK that was
-    /// already done.
+    /// Go-back-N to packet `una`, once. After an RNR NAK that was already done.
     fn recover(&mut self, now: Instant) -> Result<(), Status> {
         if self.recovering == Some(self.una) || matches!(self.timer, Timer::Rnr(_)) {
             return Ok(());

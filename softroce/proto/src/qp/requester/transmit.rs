@@ -38,8 +38,7 @@ impl Requester {
         if (!is_read || wqe.fence) && memory.is_unsettled(connection.qpn) {
             return Ok(None);
         }
-        // READ responses consume the window like requests; a READ request is sent only when the
-        // window has space for all of them.
+        // READ responses consume the window too: all of them must fit.
         if self.next > self.una && self.part_end(&wqe, self.next) - self.una > self.window && wqe.awaits_data() {
             return Ok(None);
         }
@@ -133,8 +132,7 @@ impl Requester {
             return self.begin_local(&wqe.operation, connection, memory);
         }
         let packets = connection.packets(wqe.len);
-        // A request of one packet is checked when its payload is read; a longer one before its
-        // first packet is sent.
+        // A longer request is checked before its first packet; one packet is checked when read.
         if (wqe.awaits_data() || packets > 1)
             && sges::check(memory, connection.pd, self.queue.sges(number), wqe.awaits_data()).is_err()
         {
@@ -149,8 +147,8 @@ impl Requester {
         Ok(true)
     }
 
-    /// The request at the cursor cannot be sent: it fails if it is the oldest, and stalls the queue
-    /// until then.
+    /// The request at the cursor cannot be sent: it stalls the queue, and fails when it is the
+    /// oldest.
     pub(super) fn fail_or_stall(&self, status: Status) -> Result<(), Status> {
         if self.cursor == self.queue.head {
             Err(status)
@@ -159,8 +157,7 @@ impl Requester {
         }
     }
 
-    /// Writes packet `next`, of the request at the cursor; returns its lengths and the number of
-    /// PSNs it takes.
+    /// Writes packet `next`, of the request at the cursor; returns its lengths and its PSN count.
     fn write<M: Memory>(
         &mut self,
         wqe: &Wqe,
@@ -184,8 +181,7 @@ impl Requester {
                 let (opcode, extension) = write_headers(wqe, index, addr, rkey, imm);
                 (opcode, extension, true, 1)
             }
-            // Retransmission requests the rest of the part, from the first missing response (IBTA
-            // vol 1, 9.7.5.1.3).
+            // A retransmitted READ starts at the first missing response (IBTA vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
                 let va = addr.saturating_add(offset);
                 let numbers = self.part_end(wqe, self.next) - self.next;
@@ -269,8 +265,7 @@ pub(super) fn send_headers(wqe: &Wqe, index: u64, imm: Option<u32>) -> (Opcode, 
     (opcode, with_imm(opcode, None, imm))
 }
 
-/// Opcode and extension headers of packet `index` of a SEND with invalidate: the last one carries
-/// the key.
+/// Opcode and extension headers of packet `index` of a SEND with invalidate.
 fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extension) {
     match position(wqe, index) {
         Position::Last => (Opcode::RcSendLastInvalidate, Extension::Ieth(Ieth { rkey })),

@@ -10,8 +10,7 @@ use crate::qp::{Connection, Path};
 use crate::wire::{Bth, Deth, Extension, ImmDt, Opcode};
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
-/// This bit in a request selects the queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled
-/// Q_Keys).
+/// Selects the queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
 const USE_OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
@@ -53,8 +52,7 @@ impl Requester {
         self.write_unreliable(&bth, &extension, (offset, len), connection, memory, buf, out)
     }
 
-    /// Writes the next packet of a UD queue pair whose Q_Key is `own_qkey`; returns its lengths and
-    /// path.
+    /// Writes the next packet of a UD queue pair; returns its lengths and path.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -102,8 +100,7 @@ impl Requester {
         Ok(None)
     }
 
-    /// Writes a packet with bytes (`offset`, `len`) of the message at the cursor; the last one
-    /// completes the request.
+    /// Writes bytes (`offset`, `len`) of the message at the cursor; the last packet completes it.
     #[expect(
         clippy::too_many_arguments,
         reason = "the engine's surroundings, handed down to where both transports meet"

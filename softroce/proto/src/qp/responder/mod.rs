@@ -1,5 +1,4 @@
-//! The responder: executes the peer's requests in PSN order, each once, and replies (IBTA vol 1,
-//! 9.7.3 to 9.7.5).
+//! The responder: executes requests in PSN order, each once (IBTA vol 1, 9.7.3 to 9.7.5).
 //!
 //! [`request`] classifies a packet by its PSN (expected, out of sequence, duplicate) and executes
 //! it; [`replies`] queues ACKs, NAKs, RNR NAKs and READ responses; [`transmit`] writes them.
@@ -27,8 +26,7 @@ pub(crate) struct Responder {
     /// Its own receive queue, or the one receive that it holds of the shared receive queue.
     queue: ReceiveQueue,
     srq: Option<SrqId>,
-    /// The protection domain of its receives: that of the shared receive queue, if any (IBTA vol 1,
-    /// 10.2.9).
+    /// The protection domain of its receives: the SRQ's, if any (IBTA vol 1, 10.2.9).
     receive_pd: PdId,
     cq: CqId,
     limits: Limits,
@@ -175,8 +173,7 @@ impl Responder {
         self.queue.post(request)
     }
 
-    /// Whether there is a receive for a new message: its own, or one taken from the shared receive
-    /// queue and held from now on.
+    /// Whether there is a receive for a new message: its own, or one now taken from the SRQ.
     fn has_receive(&mut self, out: &mut Outbox) -> bool {
         if let Some(srq) = self.srq
             && self.queue.len() == 0

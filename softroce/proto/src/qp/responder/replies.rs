@@ -1,5 +1,4 @@
-//! Pending replies, in the order of their requests (IBTA vol 1, 9.7.5: responses keep the order of
-//! their requests).
+//! Pending replies, in the order of their requests (IBTA vol 1, 9.7.5).
 //!
 //! ACKs are coalesced: a later ACK replaces the last entry if that is an ACK, so a batch of
 //! requests is acknowledged once. The responses of a READ are one entry that shrinks. The reply to
@@ -17,8 +16,7 @@ pub(crate) struct Reply {
     /// The MSN it carries.
     pub(crate) msn: u32,
     pub(crate) kind: ReplyKind,
-    /// For a duplicate request: a failure is not reported to the peer, which may no longer need the
-    /// reply.
+    /// For a duplicate request: a failure causes no NAK.
     pub(crate) duplicate: bool,
 }
 
@@ -169,8 +167,7 @@ impl Replies {
             .iter_mut()
             .find(|other| other.is_data() && other.psn.since(end) < 0 && start.since(other.end()) < 0);
         if let Some(other) = overlapping {
-            // The same READ is being answered: rewinds to where the peer wants to restart, if that
-            // was already sent.
+            // The same READ is being answered: rewinds to the requested PSN, if already sent.
             if matches!(other.kind, ReplyKind::Read(_)) && other.end() == end && start.since(other.psn) < 0 {
                 *other = Reply {
                     duplicate: other.duplicate,

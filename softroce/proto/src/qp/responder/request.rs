@@ -1,5 +1,4 @@
-//! Execution of requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for
-//! the operations).
+//! Execution of requests (IBTA vol 1, 9.7.4: order of checks, 9.7.5.2: NAKs, 9.4: operations).
 
 use core::mem;
 
@@ -79,8 +78,7 @@ impl Responder {
         if !next || !whole || !self.limits.access.write {
             return false;
         }
-        // The packet is the whole message, so key, range and right are checked before the first
-        // byte is written.
+        // A single packet: all checks precede the first byte.
         let written = memory.remote_write_referred(connection.via(), reth.rkey, reth.va, len);
         if written.is_err() {
             return false;
@@ -226,8 +224,7 @@ impl Responder {
             (InboundMessage::Write(target), None) => target,
             _ => return Err(FatalNak::INVALID_REQUEST),
         };
-        // Every packet but the last leaves bytes to come, the last leaves none (IBTA vol 1,
-        // 9.7.4.1.6).
+        // Only the last packet leaves no bytes to come (IBTA vol 1, 9.7.4.1.6).
         let bytes = packet.payload.len() as u32;
         let left = target.left.checked_sub(bytes).ok_or(FatalNak::INVALID_REQUEST)?;
         if position.ends() != (left == 0) || target.len > MAX_MESSAGE {
@@ -324,22 +321,20 @@ impl Responder {
         Ok(Executed::RdAtomic(1))
     }
 
-    /// Whether a READ or atomic is allowed now: between messages, within max_dest_rd_atomic (IBTA
-    /// vol 1, 9.7.4.1.5, 9.4.4).
+    /// READs and atomics: between messages, within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5,
+    /// 9.4.4).
     fn may_accept_rd_atomic(&self) -> bool {
         self.message == InboundMessage::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
     }
 
-    /// A duplicate request: acknowledged, read or replayed, never executed again (IBTA vol 1,
-    /// 9.7.5.1.4).
+    /// Duplicate request: acknowledged, read or replayed, not executed (IBTA vol 1, 9.7.5.1.4).
     fn handle_duplicate(&mut self, packet: &InboundPacket<'_>, connection: &Connection) {
         let psn = packet.bth.psn;
         let depth = self.limits.max_dest_rd_atomic;
         match (packet.bth.opcode.operation(), packet.extension) {
             (Operation::ReadRequest, Extension::Reth(reth)) => {
                 let stream = read_stream(&reth, connection);
-                // Its responses must end before the expected PSN, or it is not a duplicate of that
-                // READ.
+                // A duplicate's responses end before the expected PSN.
                 let within = psn.add(stream.packets).since(self.expected) <= 0;
                 if within && reth.len <= MAX_MESSAGE && self.limits.access.read {
                     self.replies

@@ -76,8 +76,7 @@ impl Responder {
         Some(headers)
     }
 
-    /// Drops all replies from the READ being answered on: the NAK gets the PSN of its next
-    /// response.
+    /// Drops all replies; the NAK gets the PSN of the READ's next response.
     fn abort_read(&mut self) -> Result<Option<PacketLens>, FatalNak> {
         if let Some(reply) = self.replies.front() {
             self.expected = reply.psn;
