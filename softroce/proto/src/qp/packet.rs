@@ -15,7 +15,10 @@ use crate::wire::{self, Bth, Extension, Packet};
 pub(crate) enum PayloadSource<'a> {
     Bytes(&'a [u8]),
     /// `len` bytes at `offset` of the payload of the current shm packet.
-    ByRef { offset: usize, len: usize },
+    ByRef {
+        offset: usize,
+        len: usize,
+    },
 }
 
 impl PayloadSource<'_> {

@@ -54,7 +54,9 @@ enum InboundMessage {
     /// None: the next packet starts one.
     None,
     /// A SEND, of which `done` bytes are in the oldest receive.
-    Send { done: u64 },
+    Send {
+        done: u64,
+    },
     Write(WriteTarget),
 }
 
