@@ -14,7 +14,7 @@
 //!   dispatch of messages.
 //!
 //! The upper bits of a communication id are the number (`slot`) of its process: many processes may
-//! share an address, and [`route`] resolves which one a message is for.
+//! share an address, and [`route()`] resolves which one a message is for.
 
 mod connection;
 mod handle;
