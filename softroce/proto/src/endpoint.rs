@@ -49,7 +49,7 @@ pub struct Endpoint {
     config: EndpointConfig,
     idents: IdentTracker,
     timers: Timers,
-    active: Active,
+    active: SendSchedule,
     /// The queue pair of the last UDP packet returned, cleared when its path may change.
     last_sent: Option<u32>,
     gsi: Gsi,
@@ -59,7 +59,7 @@ pub struct Endpoint {
 
 /// Queue pairs that may have packets to send, served round-robin.
 #[derive(Debug, Default)]
-struct Active {
+struct SendSchedule {
     queue: VecDeque<u32>,
     /// By slot: whether it is queued.
     queued: Vec<bool>,
@@ -67,7 +67,7 @@ struct Active {
     burst_left: u32,
 }
 
-impl Active {
+impl SendSchedule {
     fn add(&mut self, index: u32) {
         if let Some(queued) = self.queued.get_mut(index as usize)
             && !*queued
@@ -113,9 +113,9 @@ impl Endpoint {
             idents: IdentTracker::default(),
             timers: Timers::default(),
             last_sent: None,
-            active: Active {
+            active: SendSchedule {
                 burst_left: MAX_BURST,
-                ..Active::default()
+                ..SendSchedule::default()
             },
             gsi: Gsi::default(),
             full_shm_links: FullShmLinks::default(),

@@ -151,7 +151,7 @@ pub trait Memory {
     /// When it has not.
     fn check_remote(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -162,7 +162,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the range may not be read remotely.
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+    fn remote_read(&mut self, context: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
 
     /// As [`remote_read`](Self::remote_read), with a read-ahead hint of `behind` bytes.
     ///
@@ -170,20 +170,20 @@ pub trait Memory {
     /// As [`remote_read`](Self::remote_read).
     fn remote_read_ahead(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         dst: &mut [u8],
         _behind: usize,
     ) -> Result<(), AccessError> {
-        self.remote_read(via, rkey, addr, dst)
+        self.remote_read(context, rkey, addr, dst)
     }
 
     /// Copies `src` into memory for a peer's RDMA WRITE; the last 8 bytes become visible last.
     ///
     /// # Errors
     /// When the range may not be written remotely.
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
+    fn remote_write(&mut self, context: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
     /// Executes a peer's atomic on the 8 bytes at `addr` and returns the original value. Atomic
     /// with respect to the host's own 8-byte atomics. The caller has checked the alignment of
@@ -191,19 +191,19 @@ pub trait Memory {
     ///
     /// # Errors
     /// When the right is missing.
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
+    fn remote_atomic(&mut self, context: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
 
     /// Binds a memory window: its old key becomes invalid, the new one grants the requested access.
     ///
     /// # Errors
     /// When window, region, range or rights do not permit it; nothing has changed then.
-    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError>;
+    fn bind(&mut self, context: Via, bind: &Bind) -> Result<(), AccessError>;
 
     /// Invalidates the key of a type 2 window.
     ///
     /// # Errors
     /// When it is not the key of such a window, or may not be invalidated through this queue pair.
-    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
+    fn invalidate(&mut self, context: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
 
     // Payloads by reference, on shm links. An implementor without shm links keeps the defaults.
 

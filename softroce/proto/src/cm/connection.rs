@@ -17,7 +17,7 @@ use core::time::Duration;
 use super::mad::Mad;
 use super::message::{Dreq, IdsOnly, Message, MessageKind, Mra, Rej, Rep, Req};
 use super::types::{Accept, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, RejectReason, ServiceId};
-use super::{MadTransmit, Out};
+use super::{MadTransmit, Output};
 use crate::qp::Path;
 use crate::wire::Transport;
 use crate::{Instant, Mtu, Psn, Qpn};
@@ -136,12 +136,12 @@ impl Connection {
 
     // Sending
 
-    fn send_once(&self, message: &Message, out: &mut Out) {
+    fn send_once(&self, message: &Message, out: &mut Output) {
         out.transmit(self.peer, message.to_mad(self.transaction));
     }
 
     /// Sends a message that is resent when the peer repeats its own.
-    fn send_reply(&mut self, message: &Message, out: &mut Out) {
+    fn send_reply(&mut self, message: &Message, out: &mut Output) {
         let mad = message.to_mad(self.transaction);
         out.transmit(self.peer, mad);
         self.sent = Some(Box::new(mad));
@@ -150,13 +150,13 @@ impl Connection {
     }
 
     /// Sends a message that is retransmitted until it is answered.
-    pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Out) {
+    pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Output) {
         self.send_reply(message, out);
         self.resends_left = self.max_retries;
         self.deadline = Some(now + self.interval);
     }
 
-    fn resend(&self, out: &mut Out) {
+    fn resend(&self, out: &mut Output) {
         if let Some(mad) = &self.sent {
             out.transmit(self.peer, **mad);
         }
@@ -196,7 +196,7 @@ impl Connection {
         })
     }
 
-    fn push_event(&self, event: CmEvent, out: &mut Out) {
+    fn push_event(&self, event: CmEvent, out: &mut Output) {
         if !self.released {
             out.events.push_back(event);
         }
@@ -212,13 +212,13 @@ impl Connection {
     }
 
     /// Sends a final reply and keeps it until the peer has stopped retransmitting.
-    pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
+    pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Output) {
         self.send_reply(message, out);
         self.state = State::Lingering;
         self.deadline = Some(now + self.interval * (u32::from(self.max_retries) + 2));
     }
 
-    fn enter_timewait(&mut self, now: Instant, out: &mut Out) {
+    fn enter_timewait(&mut self, now: Instant, out: &mut Output) {
         self.state = State::TimeWait;
         self.sent = None;
         self.resends_left = 0;
@@ -227,7 +227,7 @@ impl Connection {
         self.push_event(CmEvent::Disconnected { id: self.id }, out);
     }
 
-    fn disconnect_request(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
+    fn disconnect_request(&mut self, now: Instant, private_data: &[u8], out: &mut Output) {
         let message = Message::Dreq(Dreq {
             local_id: self.id.0,
             remote_id: self.remote_id,
@@ -240,7 +240,7 @@ impl Connection {
 
     // Commands. They return false if the state does not allow them.
 
-    pub(super) fn accept(&mut self, now: Instant, accept: &Accept, out: &mut Out) -> bool {
+    pub(super) fn accept(&mut self, now: Instant, accept: &Accept, out: &mut Output) -> bool {
         let (State::ReqReceived, Some(set)) = (self.state, &mut self.parameters) else {
             return false;
         };
@@ -268,7 +268,7 @@ impl Connection {
         true
     }
 
-    pub(super) fn reject(&mut self, now: Instant, reason: RejectReason, private_data: &[u8], out: &mut Out) -> bool {
+    pub(super) fn reject(&mut self, now: Instant, reason: RejectReason, private_data: &[u8], out: &mut Output) -> bool {
         let kind = match self.state {
             State::ReqReceived => MessageKind::Request,
             State::RepReceived => MessageKind::Reply,
@@ -279,7 +279,7 @@ impl Connection {
         true
     }
 
-    pub(super) fn establish(&mut self, private_data: &[u8], out: &mut Out) -> bool {
+    pub(super) fn establish(&mut self, private_data: &[u8], out: &mut Output) -> bool {
         if self.state != State::RepReceived {
             return false;
         }
@@ -290,7 +290,7 @@ impl Connection {
     }
 
     /// The queue pair has received before the RTU arrived (12.9.6, communication established).
-    pub(super) fn notify(&mut self, out: &mut Out) -> bool {
+    pub(super) fn notify(&mut self, out: &mut Output) -> bool {
         match self.state {
             State::RepSent => {
                 self.rtu(vec![0; super::private_data_len::RTU], out);
@@ -301,7 +301,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Out) -> bool {
+    pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Output) -> bool {
         match self.state {
             State::Established | State::RepSent => self.disconnect_request(now, private_data, out),
             // Already disconnecting or disconnected.
@@ -312,7 +312,7 @@ impl Connection {
     }
 
     /// Destroyed by its owner: sends what the peer must still be sent.
-    pub(super) fn release(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn release(&mut self, now: Instant, out: &mut Output) {
         self.released = true;
         match self.state {
             State::ReqSent => {
@@ -335,7 +335,7 @@ impl Connection {
 
     // Time
 
-    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Output) {
         if self.resends_left > 0 {
             self.resends_left -= 1;
             self.resend(out);
@@ -373,7 +373,7 @@ impl Connection {
     // Messages
 
     /// A duplicate of its REQ or SIDR_REQ was received.
-    pub(super) fn duplicate_request(&self, out: &mut Out) {
+    pub(super) fn duplicate_request(&self, out: &mut Output) {
         match self.state {
             State::ReqReceived => self.send_once(&self.mra_message(MessageKind::Request), out),
             State::RepSent | State::Lingering => self.resend(out),
@@ -393,14 +393,14 @@ impl Connection {
     }
 
     /// The peer's queue pair belongs to another connection: rejects the REP as stale.
-    pub(super) fn reject_stale(&mut self, now: Instant, rep: &Rep, out: &mut Out) {
+    pub(super) fn reject_stale(&mut self, now: Instant, rep: &Rep, out: &mut Output) {
         self.remote_id = rep.local_id;
         let message = self.rej_message(MessageKind::Reply, RejectReason::STALE_CONNECTION, &[]);
         self.reply_and_linger(now, &message, out);
         self.push_event(CmEvent::Unreachable { id: self.id }, out);
     }
 
-    pub(super) fn rep(&mut self, rep: Rep, out: &mut Out) {
+    pub(super) fn rep(&mut self, rep: Rep, out: &mut Output) {
         match self.state {
             State::ReqSent => {}
             State::RepReceived => return self.send_once(&self.mra_message(MessageKind::Reply), out),
@@ -439,7 +439,7 @@ impl Connection {
         );
     }
 
-    pub(super) fn rtu(&mut self, private_data: Vec<u8>, out: &mut Out) {
+    pub(super) fn rtu(&mut self, private_data: Vec<u8>, out: &mut Output) {
         if self.state == State::RepSent {
             self.state = State::Established;
             self.deadline = None;
@@ -450,7 +450,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn rej(&mut self, now: Instant, rej: Rej, out: &mut Out) {
+    pub(super) fn rej(&mut self, now: Instant, rej: Rej, out: &mut Output) {
         match self.state {
             State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent | State::SidrSent => {
                 self.close();
@@ -470,7 +470,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Out) {
+    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Output) {
         let is_over = matches!(self.state, State::TimeWait | State::Closed);
         let ends = matches!(self.state, State::Established | State::RepSent | State::DreqSent);
         if dreq.qpn != self.qpn || !is_over && !ends {
@@ -483,7 +483,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn drep(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn drep(&mut self, now: Instant, out: &mut Output) {
         if self.state == State::DreqSent {
             self.enter_timewait(now, out);
         }
@@ -498,7 +498,7 @@ impl Connection {
     }
 
     /// The peer's process is gone and will not answer.
-    pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Output) {
         match self.state {
             State::Established | State::DreqSent => self.enter_timewait(now, out),
             State::ReqReceived | State::RepReceived | State::RepSent => {
@@ -510,7 +510,7 @@ impl Connection {
     }
 
     /// The peer restarted and reused the queue pair of this connection (12.9.8.3.1).
-    pub(super) fn superseded(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn superseded(&mut self, now: Instant, out: &mut Output) {
         match self.state {
             State::Established => self.disconnect_request(now, &[], out),
             State::ReqReceived | State::RepSent => {
@@ -523,7 +523,7 @@ impl Connection {
 }
 
 /// The passive side's parameters by a REQ; the peer is to start with `psn`.
-pub(super) fn passive(
+pub(super) fn passive_parameters(
     req: &Req,
     (local, remote): (IpAddr, IpAddr),
     mtu: Mtu,

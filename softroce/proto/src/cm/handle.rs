@@ -124,7 +124,7 @@ impl Cm {
             return self.send_rej(from, transaction, target, RejectReason::STALE_CONNECTION);
         }
         let mut connection = self.new_passive(key, req.service, State::ReqReceived, transaction)?;
-        let parameters = connection::passive(&req, (self.config.address, from), mtu, transport, self.psn());
+        let parameters = connection::passive_parameters(&req, (self.config.address, from), mtu, transport, self.psn());
         connection.take_request(&req, self.config.guid, parameters);
         let request = PeerRequest {
             peer: from,

@@ -75,12 +75,12 @@ pub struct MadTransmit {
 }
 
 #[derive(Debug, Default)]
-struct Out {
+struct Output {
     transmits: VecDeque<MadTransmit>,
     events: VecDeque<CmEvent>,
 }
 
-impl Out {
+impl Output {
     fn transmit(&mut self, to: IpAddr, mad: Mad) {
         if self.transmits.len() < MAX_TRANSMITS {
             self.transmits.push_back(MadTransmit::new(to, mad));
@@ -119,7 +119,7 @@ pub struct Cm {
     /// Connections by the peer's queue pair.
     peers: HashMap<PeerKey, u32>,
     timers: BTreeSet<(Instant, u32)>,
-    out: Out,
+    out: Output,
     next_id: u32,
     next_listener: u64,
     next_transaction: u64,
@@ -136,7 +136,7 @@ impl Cm {
             requests: HashMap::new(),
             peers: HashMap::new(),
             timers: BTreeSet::new(),
-            out: Out::default(),
+            out: Output::default(),
             next_id: config.seed as u32,
             next_listener: 0,
             next_transaction: config.seed.rotate_left(32) & !0xffff_ffff,
@@ -186,7 +186,7 @@ impl Cm {
     /// # Errors
     /// When the request is invalid, or there are [`MAX_CONNECTIONS`].
     pub fn connect(&mut self, now: Instant, request: &Request) -> Result<ConnectionId, CmError> {
-        fits(&request.private_data, private_data_len::REQ)?;
+        check_private_data(&request.private_data, private_data_len::REQ)?;
         let transport = match request.transport {
             Transport::Rc => RC,
             Transport::Uc => UC,
@@ -265,7 +265,7 @@ impl Cm {
     /// # Errors
     /// When the connection is in another state, or the private data does not fit.
     pub fn accept(&mut self, now: Instant, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
-        fits(&accept.private_data, private_data_len::REP)?;
+        check_private_data(&accept.private_data, private_data_len::REP)?;
         self.command(id, |connection, out| connection.accept(now, accept, out))
     }
 
@@ -280,7 +280,7 @@ impl Cm {
         reason: RejectReason,
         private_data: &[u8],
     ) -> Result<(), CmError> {
-        fits(private_data, private_data_len::REJ)?;
+        check_private_data(private_data, private_data_len::REJ)?;
         self.command(id, |connection, out| connection.reject(now, reason, private_data, out))
     }
 
@@ -289,7 +289,7 @@ impl Cm {
     /// # Errors
     /// When there was no REP, or the private data does not fit.
     pub fn establish(&mut self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
-        fits(private_data, private_data_len::RTU)?;
+        check_private_data(private_data, private_data_len::RTU)?;
         self.command(id, |connection, out| connection.establish(private_data, out))
     }
 
@@ -308,7 +308,7 @@ impl Cm {
     /// # Errors
     /// When it was never connected, or the private data does not fit.
     pub fn disconnect(&mut self, now: Instant, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
-        fits(private_data, private_data_len::DREQ)?;
+        check_private_data(private_data, private_data_len::DREQ)?;
         self.command(id, |connection, out| connection.disconnect(now, private_data, out))
     }
 
@@ -331,7 +331,7 @@ impl Cm {
     /// # Errors
     /// When the private data does not fit, or there are [`MAX_CONNECTIONS`].
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<ConnectionId, CmError> {
-        fits(&request.private_data, private_data_len::SIDR_REQ)?;
+        check_private_data(&request.private_data, private_data_len::SIDR_REQ)?;
         let id = self.new_id()?;
         let peer = request.peer.to_canonical();
         let mut exchange = Connection::new(id, peer, request.service, State::SidrSent, self.transaction());
@@ -346,7 +346,7 @@ impl Cm {
     /// # Errors
     /// When there is nothing to answer, or the private data does not fit.
     pub fn sidr_reply(&mut self, now: Instant, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
-        fits(&reply.private_data, private_data_len::SIDR_REP)?;
+        check_private_data(&reply.private_data, private_data_len::SIDR_REP)?;
         self.command(id, |exchange, out| exchange.sidr_reply(now, reply, out))
     }
 
@@ -422,7 +422,7 @@ impl Cm {
     fn command(
         &mut self,
         id: ConnectionId,
-        run: impl FnOnce(&mut Connection, &mut Out) -> bool,
+        run: impl FnOnce(&mut Connection, &mut Output) -> bool,
     ) -> Result<(), CmError> {
         self.owned(id).ok_or(CmError::Unknown)?;
         let done = self.update(id.0, run);
@@ -430,7 +430,7 @@ impl Cm {
     }
 
     /// Runs `run` on a connection, then updates timers and indexes by its new state.
-    fn update<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Out) -> T) -> Option<T> {
+    fn update<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Output) -> T) -> Option<T> {
         let connection = self.connections.get_mut(&id)?;
         let (due, live, key) = (connection.deadline, connection.is_live(), connection.peer_key);
         let result = run(connection, &mut self.out);
@@ -516,7 +516,7 @@ impl Cm {
     }
 }
 
-fn fits(private_data: &[u8], max: usize) -> Result<(), CmError> {
+fn check_private_data(private_data: &[u8], max: usize) -> Result<(), CmError> {
     let len = private_data.len();
     if len > max {
         return Err(CmError::PrivateData { len, max });

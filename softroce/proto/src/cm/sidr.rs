@@ -1,6 +1,6 @@
 //! Service id resolution (SIDR) of datagram services: a request and a reply (IBTA vol 1, 12.11).
 
-use super::Out;
+use super::Output;
 use super::connection::{Connection, State};
 use super::message::{Message, SidrRep, SidrReq};
 use super::types::{CmEvent, SidrReply, SidrStatus};
@@ -20,7 +20,7 @@ pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
 }
 
 impl Connection {
-    pub(super) fn send_sidr_req(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
+    pub(super) fn send_sidr_req(&mut self, now: Instant, private_data: &[u8], out: &mut Output) {
         let message = Message::SidrReq(SidrReq {
             request_id: self.id.0,
             pkey: DEFAULT_PKEY,
@@ -30,7 +30,7 @@ impl Connection {
         self.send_request(now, &message, out);
     }
 
-    pub(super) fn sidr_reply(&mut self, now: Instant, reply: &SidrReply, out: &mut Out) -> bool {
+    pub(super) fn sidr_reply(&mut self, now: Instant, reply: &SidrReply, out: &mut Output) -> bool {
         if self.state != State::SidrReceived {
             return false;
         }
@@ -46,7 +46,7 @@ impl Connection {
         true
     }
 
-    pub(super) fn sidr_rep(&mut self, rep: SidrRep, out: &mut Out) {
+    pub(super) fn sidr_rep(&mut self, rep: SidrRep, out: &mut Output) {
         if self.state != State::SidrSent {
             return;
         }
@@ -66,7 +66,7 @@ impl Connection {
     }
 
     /// Destroyed by its owner.
-    pub(super) fn release_sidr(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn release_sidr(&mut self, now: Instant, out: &mut Output) {
         if self.state == State::SidrReceived {
             let reply = SidrReply {
                 status: SidrStatus::REJECTED,

@@ -41,7 +41,7 @@ struct Connection {
 
 impl Connection {
     /// The context of its memory accesses.
-    const fn via(&self) -> Via {
+    const fn access_context(&self) -> Via {
         Via {
             pd: self.pd,
             qpn: self.qpn,

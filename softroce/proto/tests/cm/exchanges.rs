@@ -4,7 +4,7 @@ use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectionId, RejectReason, Requ
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
-use crate::net::{Fate, Net, SERVICE, address, willing};
+use crate::net::{Fate, Net, SERVICE, accept_all, address};
 
 const REQ: u16 = 0x10;
 const MRA: u16 = 0x11;
@@ -19,7 +19,7 @@ fn connected() -> (Net, ConnectionId, ConnectionId) {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     let ours = net.connect(0x11);
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     let CmEvent::Request { id: theirs, .. } = net.events[1][0] else {
         panic!("{:?}", net.events);
     };
@@ -47,7 +47,7 @@ fn three_messages_connect() {
         .unwrap();
     assert_eq!(ours.get() >> 22, 5, "the slot");
     assert_eq!(net.cms[0].parameters(ours), None, "nothing is known of the peer");
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     assert_eq!(net.log, [(0, REQ), (1, REP), (0, RTU)]);
     let [
         CmEvent::Request {
@@ -126,7 +126,7 @@ fn one_message_is_lost() {
                 Fate::Arrives
             },
             |cm, now, side, event| {
-                willing(cm, now, side, event);
+                accept_all(cm, now, side, event);
                 if let CmEvent::Established { id, .. } = event {
                     cm.disconnect(now, *id, b"bye").unwrap();
                 }
@@ -235,7 +235,7 @@ fn rejected_by_either() {
         |_, _| Fate::Arrives,
         |cm, now, side, event| match event {
             CmEvent::Reply { id, .. } => cm.reject(now, *id, RejectReason::CONSUMER, b"").unwrap(),
-            other => willing(cm, now, side, other),
+            other => accept_all(cm, now, side, other),
         },
     );
     assert_eq!(net.log, [(0, REQ), (1, REP), (0, REJ)]);
@@ -256,7 +256,7 @@ fn refused_without_an_owner() {
         let mut request = Net::request(0x11);
         change(&mut request);
         net.cms[0].connect(net.now, &request).unwrap();
-        net.run_with(|_, _| Fate::Arrives, willing);
+        net.run_with(|_, _| Fate::Arrives, accept_all);
         match net.events[0].last() {
             Some(CmEvent::Rejected { reason, .. }) => Some(*reason),
             _ => None,
@@ -316,7 +316,7 @@ fn mra_extends_the_timeout() {
         |_, _| Fate::Arrives,
         |cm, now, side, event| {
             if side == 0 {
-                willing(cm, now, side, event);
+                accept_all(cm, now, side, event);
             }
         },
     );
@@ -332,7 +332,7 @@ fn notify_establishes_without_rtu() {
     net.run_with(
         |_, attribute| if attribute == RTU { Fate::Lost } else { Fate::Arrives },
         |cm, now, side, event| {
-            willing(cm, now, side, event);
+            accept_all(cm, now, side, event);
             if let CmEvent::Request { id, .. } = event {
                 cm.notify(*id).unwrap();
             }
@@ -361,7 +361,7 @@ fn unanswered_request_is_retried_then_unreachable() {
 fn a_stale_connection() {
     let (mut net, _, theirs) = connected();
     let again = net.connect(0x11);
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     let refused = net.events[0].iter().find_map(|event| match event {
         CmEvent::Rejected { id, reason, .. } => Some((*id, *reason)),
         _ => None,
@@ -375,7 +375,7 @@ fn a_stale_connection() {
         ]
     );
     net.connect(0x11);
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     assert!(
         matches!(
             net.events[1][..],
@@ -423,7 +423,7 @@ fn a_full_backlog() {
     net.collect(&mut fate);
     assert_eq!(net.events[1].len(), 1);
     assert_ne!(net.cms[1].dropped(), 0);
-    net.run_with(fate, willing);
+    net.run_with(fate, accept_all);
     let established = net.events[1]
         .iter()
         .filter(|event| matches!(event, CmEvent::Established { .. }));

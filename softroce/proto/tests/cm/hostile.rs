@@ -3,7 +3,7 @@
 use doorbell_roce_proto::cm::{CmEvent, MAX_BACKLOG, Mad, Request};
 use proptest::prelude::*;
 
-use crate::net::{Fate, Net, SERVICE, address, willing};
+use crate::net::{Fate, Net, SERVICE, accept_all, address};
 
 /// The messages of two managers from connect to disconnect.
 fn recorded() -> Vec<Mad> {
@@ -19,7 +19,7 @@ fn recorded() -> Vec<Mad> {
             }
             while let Some(event) = net.cms[side].poll_event() {
                 let (cm, now) = (&mut net.cms[side], net.now);
-                willing(cm, now, side, &event);
+                accept_all(cm, now, side, &event);
                 if let CmEvent::Established { id, .. } = event {
                     cm.disconnect(now, id, b"").unwrap();
                 }

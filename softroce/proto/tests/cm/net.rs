@@ -177,7 +177,7 @@ impl Net {
 }
 
 /// An application that accepts and establishes every connection.
-pub(crate) fn willing(cm: &mut Cm, now: Instant, _side: usize, event: &CmEvent) {
+pub(crate) fn accept_all(cm: &mut Cm, now: Instant, _side: usize, event: &CmEvent) {
     match event {
         CmEvent::Request { id, request, .. } => cm.accept(now, *id, &Net::accept(request.qpn.get() + 1)).unwrap(),
         CmEvent::Reply { id, .. } => cm.establish(*id, b"ready").unwrap(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use doorbell_roce_proto::cm::{CmEvent, RejectReason};
 use proptest::prelude::*;
 
-use crate::net::{Fate, Net, SERVICE, willing};
+use crate::net::{Fate, Net, SERVICE, accept_all};
 
 /// Fewer than the retransmissions of a message.
 const LOSSES: usize = 15;
@@ -60,7 +60,7 @@ proptest! {
         };
         net.run_with(&mut fate, |cm, now, side, event| match event {
             CmEvent::Request { id, .. } if !accepts => cm.reject(now, *id, RejectReason::CONSUMER, b"no").unwrap(),
-            other => willing(cm, now, side, other),
+            other => accept_all(cm, now, side, other),
         });
         let requests: Vec<_> = net.events[1].iter().filter_map(|event| match event {
             CmEvent::Request { id, .. } => Some(*id),
@@ -103,7 +103,7 @@ proptest! {
                 }
                 fates.next().unwrap_or(Fate::Arrives)
             },
-            willing,
+            accept_all,
         );
         let ends = [end(&net.events[0], 0), end(&net.events[1], 1)];
         prop_assert!(ends[0].is_some(), "the active side hears in any case");

@@ -159,7 +159,7 @@ impl Regions {
 
     fn find_remote(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -176,13 +176,13 @@ impl Regions {
             .and_then(|window| window.bound)
         else {
             let right = |rights: Rights| granted(rights.read, rights.write, rights.atomic);
-            return self.find(via.pd, rkey.0, addr, len, right);
+            return self.find(context.pd, rkey.0, addr, len, right);
         };
         let inside = addr >= bind.addr && addr + len <= bind.addr + bind.len;
-        if to != via || !inside || !granted(bind.access.read, bind.access.write, bind.access.atomic) {
+        if to != context || !inside || !granted(bind.access.read, bind.access.write, bind.access.atomic) {
             return Err(AccessError);
         }
-        self.find(via.pd, bind.region.0, addr, len, |_| true)
+        self.find(context.pd, bind.region.0, addr, len, |_| true)
     }
 
     fn find(
@@ -228,28 +228,28 @@ impl Memory for Regions {
 
     fn check_remote(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
         right: RemoteRight,
     ) -> Result<(), AccessError> {
-        self.find_remote(via, rkey, addr, len, right).map(drop)
+        self.find_remote(context, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
-        dst.copy_from_slice(self.find_remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
+    fn remote_read(&mut self, context: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        dst.copy_from_slice(self.find_remote(context, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
         Ok(())
     }
 
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
-        self.find_remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?
+    fn remote_write(&mut self, context: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        self.find_remote(context, rkey, addr, src.len() as u64, RemoteRight::Write)?
             .copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let word = self.find_remote(via, rkey, addr, 8, RemoteRight::Atomic)?;
+    fn remote_atomic(&mut self, context: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let word = self.find_remote(context, rkey, addr, 8, RemoteRight::Atomic)?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(word);
         let before = u64::from_ne_bytes(bytes);
@@ -262,21 +262,21 @@ impl Memory for Regions {
         Ok(before)
     }
 
-    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
-        self.find(via.pd, bind.region.0, bind.addr, bind.len, |_| true)?;
+    fn bind(&mut self, context: Via, bind: &Bind) -> Result<(), AccessError> {
+        self.find(context.pd, bind.region.0, bind.addr, bind.len, |_| true)?;
         let window = self.windows.get_mut(window_index(bind.rkey)).ok_or(AccessError)?;
         if window.bound.is_some() {
             return Err(AccessError);
         }
         window.rkey = bind.rkey;
-        window.bound = Some((via, *bind));
+        window.bound = Some((context, *bind));
         self.log.push(bind.rkey);
         Ok(())
     }
 
-    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, context: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
         let window = self.windows.get_mut(window_index(rkey)).ok_or(AccessError)?;
-        let ours = window.bound.is_none_or(|(to, _)| to == via);
+        let ours = window.bound.is_none_or(|(to, _)| to == context);
         if window.rkey != rkey || !ours || by == Invalidator::Peer && window.bound.is_none() {
             return Err(AccessError);
         }
@@ -292,9 +292,9 @@ impl Memory for Regions {
         Ok(())
     }
 
-    fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
+    fn refer_remote(&mut self, context: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let mut bytes = vec![0; len as usize];
-        self.remote_read(via, rkey, addr, &mut bytes)?;
+        self.remote_read(context, rkey, addr, &mut bytes)?;
         self.by_ref.append(&mut bytes);
         Ok(())
     }
@@ -304,9 +304,9 @@ impl Memory for Regions {
         self.scatter(pd, lkey, addr, &bytes[part]).map_err(CopyError::from)
     }
 
-    fn remote_write_referred(&mut self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
+    fn remote_write_referred(&mut self, context: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
         let bytes = self.arrived.clone().ok_or(CopyError::Gone)?;
         assert_eq!(bytes.len(), len);
-        self.remote_write(via, rkey, addr, &bytes).map_err(CopyError::from)
+        self.remote_write(context, rkey, addr, &bytes).map_err(CopyError::from)
     }
 }

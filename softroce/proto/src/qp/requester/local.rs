@@ -45,8 +45,8 @@ impl Requester {
         memory: &mut M,
     ) -> Result<bool, Status> {
         let done = match operation {
-            Operation::Bind(bind) => memory.bind(connection.via(), bind),
-            Operation::Invalidate { rkey } => memory.invalidate(connection.via(), *rkey, Invalidator::Local),
+            Operation::Bind(bind) => memory.bind(connection.access_context(), bind),
+            Operation::Invalidate { rkey } => memory.invalidate(connection.access_context(), *rkey, Invalidator::Local),
             _ => Err(AccessError),
         };
         if done.is_err() {

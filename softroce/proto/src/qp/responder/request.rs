@@ -79,7 +79,7 @@ impl Responder {
             return false;
         }
         // A single packet: all checks precede the first byte.
-        let written = memory.remote_write_referred(connection.via(), reth.rkey, reth.va, len);
+        let written = memory.remote_write_referred(connection.access_context(), reth.rkey, reth.va, len);
         if written.is_err() {
             return false;
         }
@@ -180,8 +180,8 @@ impl Responder {
         }
         // The receive is consumed and reports the error (IBTA vol 1, 9.9.3: responder class J).
         let invalidated = extension.ieth().map(|ieth| ieth.rkey);
-        let via = connection.via();
-        if invalidated.is_some_and(|rkey| memory.invalidate(via, rkey, Invalidator::Peer).is_err()) {
+        let context = connection.access_context();
+        if invalidated.is_some_and(|rkey| memory.invalidate(context, rkey, Invalidator::Peer).is_err()) {
             self.complete(connection, Outcome::error(Status::RemoteInvalidRequest), out);
             return Err(FatalNak {
                 nak: Nak::RemoteAccess,
@@ -234,7 +234,13 @@ impl Responder {
         if position.starts() && target.len > 0 {
             let len = u64::from(target.len);
             memory
-                .check_remote(connection.via(), target.rkey, target.addr, len, RemoteRight::Write)
+                .check_remote(
+                    connection.access_context(),
+                    target.rkey,
+                    target.addr,
+                    len,
+                    RemoteRight::Write,
+                )
                 .map_err(|_| FatalNak::REMOTE_ACCESS)?;
         }
         let imm = extension.imm();
@@ -242,10 +248,10 @@ impl Responder {
             return Ok(Executed::ReceiverNotReady);
         }
         if bytes > 0 {
-            let (via, rkey, addr) = (connection.via(), target.rkey, target.addr);
+            let (context, rkey, addr) = (connection.access_context(), target.rkey, target.addr);
             let written = match packet.payload {
-                PayloadSource::Bytes(bytes) => memory.remote_write(via, rkey, addr, bytes).map_err(CopyError::from),
-                PayloadSource::ByRef { len, .. } => memory.remote_write_referred(via, rkey, addr, len),
+                PayloadSource::Bytes(bytes) => memory.remote_write(context, rkey, addr, bytes).map_err(CopyError::from),
+                PayloadSource::ByRef { len, .. } => memory.remote_write_referred(context, rkey, addr, len),
             };
             match written {
                 Ok(()) => {}
@@ -282,7 +288,7 @@ impl Responder {
         if reth.len > 0 {
             let len = u64::from(reth.len);
             memory
-                .check_remote(connection.via(), reth.rkey, reth.va, len, RemoteRight::Read)
+                .check_remote(connection.access_context(), reth.rkey, reth.va, len, RemoteRight::Read)
                 .map_err(|_| FatalNak::REMOTE_ACCESS)?;
         }
         self.msn = (self.msn + 1) & MASK_24;
@@ -312,7 +318,7 @@ impl Responder {
             AtomicOp::FetchAdd { add: atomic.swap_add }
         };
         let original = memory
-            .remote_atomic(connection.via(), atomic.rkey, atomic.va, op)
+            .remote_atomic(connection.access_context(), atomic.rkey, atomic.va, op)
             .map_err(|_| FatalNak::REMOTE_ACCESS)?;
         self.msn = (self.msn + 1) & MASK_24;
         self.atomic_replay.store(self.expected, original);

@@ -26,20 +26,20 @@ impl Responder {
                 return Ok(written);
             };
             let device_memory =
-                connection.shm_link.is_some() && memory.is_distant_remote(connection.via(), stream.rkey);
+                connection.shm_link.is_some() && memory.is_distant_remote(connection.access_context(), stream.rkey);
             let location = PayloadLocation::registered(device_memory);
             let Some(written) = write_read_headers(reply.psn, reply.msn, stream, location, connection, buf) else {
                 return Ok(None);
             };
             let bytes = stream.bytes(connection);
-            let (via, rkey, addr) = (connection.via(), stream.rkey, stream.addr);
+            let (context, rkey, addr) = (connection.access_context(), stream.rkey, stream.addr);
             let granted = if bytes == 0 {
                 Ok(())
             } else if written.by_ref > 0 {
-                memory.refer_remote(via, rkey, addr, written.by_ref)
+                memory.refer_remote(context, rkey, addr, written.by_ref)
             } else {
                 let behind = stream.left as usize - bytes;
-                memory.remote_read_ahead(via, rkey, addr, &mut buf[written.header_len..][..bytes], behind)
+                memory.remote_read_ahead(context, rkey, addr, &mut buf[written.header_len..][..bytes], behind)
             };
             if granted.is_err() {
                 if reply.duplicate {
