@@ -1,25 +1,26 @@
-//! The tests of the transports once more, with both ends on one host and a lane between them; and what only lanes have.
+//! All transport tests over a shm link, both ends on one host; and tests of what is specific to shm
+//! links.
 #![expect(
     clippy::duplicate_mod,
     reason = "each file of tests brings its own frame, which finds out by its path that it is here"
 )]
 
+#[path = "shm/ack_suppression.rs"]
+mod ack_suppression;
+#[path = "shm/fast_path.rs"]
+mod fast_path;
 #[path = "flow.rs"]
 mod flow;
-#[path = "lanes/only.rs"]
-mod only;
 #[path = "operations.rs"]
 mod operations;
-#[path = "lanes/quiet.rs"]
-mod quiet;
 #[path = "random.rs"]
 mod random;
 #[path = "recovery.rs"]
 mod recovery;
 #[path = "refusals.rs"]
 mod refusals;
-#[path = "lanes/short.rs"]
-mod short;
+#[path = "shm/shm_only.rs"]
+mod shm_only;
 #[path = "srq.rs"]
 mod srq;
 #[path = "states.rs"]

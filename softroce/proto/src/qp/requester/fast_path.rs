@@ -1,17 +1,19 @@
-//! The short way of a request: queued and sent at once.
+//! Fast path of a request: queued and sent at once.
 
 use core::time::Duration;
 
 use crate::Instant;
 use crate::memory::Memory;
-use crate::qp::requester::{Requester, Wait};
+use crate::qp::requester::{Requester, Timer};
 use crate::qp::{Connection, sges};
 use crate::wire::{Bth, Extension, ImmDt, Opcode, Position, Reth, write_headers};
 use crate::work::{Operation, Payload, SendRequest};
 
 impl Requester {
-    /// Queues a SEND or WRITE and writes its packet, as [`post`](Self::post) and [`transmit`](Self::transmit) would one after the other: the length of its headers, and with its payload. `None` when
-    /// something is to be sent before it, when it is to wait or to be refused, or is longer than what goes along in a lane's packet; nothing has changed then.
+    /// Queues a SEND or WRITE and writes its packet, as [`post`](Self::post) followed by
+    /// [`transmit`](Self::transmit) would; returns the length of the headers, and that with the
+    /// payload. `None`, with nothing changed, when something is to be sent before it, when it must
+    /// wait or be refused, or is not inlined in a shm packet.
     pub(crate) fn post_short<M: Memory>(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
@@ -20,9 +22,10 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
     ) -> Option<(usize, usize)> {
-        let at_rest = self.cursor == self.queue.tail && self.next == self.max && self.local <= self.queue.head;
-        let may_send = self.next - self.una < self.window && !matches!(self.wait, Wait::Rnr(_));
-        if !at_rest || !may_send || request.fence && self.awaiting > 0 || memory.is_unsettled(connection.qpn) {
+        let idle = self.cursor == self.queue.tail && self.next == self.max && self.local_end <= self.queue.head;
+        let may_send = self.next - self.una < self.window && !matches!(self.timer, Timer::Rnr(_));
+        if !idle || !may_send || request.fence && self.rd_atomic_outstanding > 0 || memory.is_unsettled(connection.qpn)
+        {
             return None;
         }
         let len = match request.payload {
@@ -30,7 +33,7 @@ impl Requester {
             Payload::Gather(list) if memory.is_distant(connection.pd, list) => return None,
             Payload::Gather(list) => usize::try_from(sges::total(list)).ok()?,
         };
-        if len > connection.lane_inline.min(connection.mtu) {
+        if len > connection.shm_inline_threshold.min(connection.mtu) {
             return None;
         }
         let (opcode, extension) = match request.operation {
@@ -62,22 +65,22 @@ impl Requester {
         let wqe = self.queue.get_mut(number);
         (wqe.first, wqe.packets) = (first, 1);
         let wqe = *wqe;
-        let quiet = self.is_quiet(&wqe, connection);
+        let suppress = self.may_suppress_ack(&wqe, connection);
         let last_admitted = first + 1 - self.una >= self.window;
-        let ack_req = !quiet || last_admitted || self.unasked + 1 >= self.ask_every;
+        let ack_req = !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
         if ack_req {
-            Bth::ask(buf);
+            Bth::set_ack_req(buf);
         }
-        self.unasked = if ack_req { 0 } else { self.unasked + 1 };
-        self.quiet = !ack_req;
+        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.ack_suppressed = !ack_req;
         self.next = first + 1;
         self.max = self.next;
         self.begun = number + 1;
         self.cursor = self.begun;
-        if self.wait == Wait::Nothing
+        if self.timer == Timer::Idle
             && let Some(timeout) = self.limits.timeout
         {
-            self.wait_for_ack(now(timeout));
+            self.restart_ack_timer(now(timeout));
         }
         Some((headers, headers + len))
     }

@@ -1,4 +1,4 @@
-//! How packets get onto the wire: when the endpoint is asked for them, or as they are posted.
+//! Transmission in tests: polled from the endpoint, or on the fast path while posting.
 
 use doorbell_roce_proto::Transmit;
 use doorbell_roce_proto::icrc::Flow;
@@ -7,7 +7,7 @@ use doorbell_roce_proto::work::{PostError, SendRequest};
 use super::{Fate, PORT, Pair, Sent, drain, on_the_wire};
 
 impl Pair {
-    /// Sends what a node has to send.
+    /// Sends all pending packets of a node.
     pub(crate) fn transmit(&mut self, at: usize, fate: &mut impl FnMut(usize, &Sent) -> Fate) -> bool {
         let mut moved = false;
         while let Some(sent) = self.transmit_one(at) {
@@ -17,7 +17,7 @@ impl Pair {
         moved
     }
 
-    /// Puts the packet logged last on the wire.
+    /// Puts the last logged packet in flight.
     fn leave(&mut self, sent: Sent, fate: &mut impl FnMut(usize, &Sent) -> Fate) {
         match fate(self.log.len() - 1, &sent) {
             Fate::Deliver => self.flight.push_back((self.delivered, sent)),
@@ -30,7 +30,8 @@ impl Pair {
         }
     }
 
-    /// Posts a request and sends all there is: by the short way, where the setup has that and the request can take it, which is what `Ok` says.
+    /// Posts a request and sends all pending packets. `Ok(true)` when it took the fast path, which
+    /// the setup must enable.
     pub(crate) fn post_now(
         &mut self,
         at: usize,
@@ -39,7 +40,7 @@ impl Pair {
     ) -> Result<bool, PostError> {
         let (now, node) = (self.now, &mut self.nodes[at]);
         let mut buf = [0xee; 4096 + 128];
-        let short = if self.setup.short_way {
+        let short = if self.setup.fast_path {
             let memory = &mut node.memory;
             node.endpoint.post_short(|_| now, node.qpn, request, memory, &mut buf)
         } else {
@@ -81,7 +82,7 @@ impl Pair {
         Ok(true)
     }
 
-    /// Delivers what is on the wire, and lets nobody answer.
+    /// Delivers the packets in flight, without replies.
     pub(crate) fn arrive(&mut self) {
         while let Some((_, sent)) = self.flight.pop_front() {
             self.deliver(&sent);

@@ -1,4 +1,5 @@
-//! Requests that nobody waits for are not acknowledged one by one on a lane; and whoever begins to wait hears of them all the same.
+//! ACK suppression on shm links: unsignaled requests are sent without AckReq, which is requested
+//! later when something waits.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -30,8 +31,8 @@ fn acknowledgements(pair: &Pair) -> usize {
     pair.opcodes(1).iter().filter(of).count()
 }
 
-/// A pair whose first node has posted an unsignalled WRITE that has arrived.
-fn with_quiet(setup: Setup) -> (Pair, Sge, Sge) {
+/// A pair whose first node has posted an unsignaled WRITE that was executed.
+fn with_suppressed_ack(setup: Setup) -> (Pair, Sge, Sge) {
     let (mut pair, local, remote) = with_regions(setup, 8);
     pair.post(0, &unsignalled(write_to(1, &[local], remote)));
     deliver(&mut pair);
@@ -41,8 +42,8 @@ fn with_quiet(setup: Setup) -> (Pair, Sge, Sge) {
 }
 
 #[test]
-fn one_acknowledgement_is_for_all_up_to_the_one_that_asks() {
-    let (mut pair, local, remote) = with_quiet(Setup::default());
+fn one_ack_covers_all_before_the_ack_request() {
+    let (mut pair, local, remote) = with_suppressed_ack(Setup::default());
     for wr_id in 2..5 {
         pair.post(0, &unsignalled(write_to(wr_id, &[local], remote)));
     }
@@ -55,8 +56,8 @@ fn one_acknowledgement_is_for_all_up_to_the_one_that_asks() {
 }
 
 #[test]
-fn the_answer_of_a_read_is_for_all_before_it() {
-    let (mut pair, local, remote) = with_quiet(Setup::default());
+fn read_response_acknowledges_all_before_it() {
+    let (mut pair, local, remote) = with_suppressed_ack(Setup::default());
     pair.post(0, &read_from(2, &[local], remote));
     deliver(&mut pair);
     assert_eq!(pair.completed(0, SEND_CQ), success([2]));
@@ -64,9 +65,9 @@ fn the_answer_of_a_read_is_for_all_before_it() {
 }
 
 #[test]
-fn a_queue_that_fills_is_acknowledged() {
+fn half_full_queue_requests_acks() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
-    // The queue takes 64.
+    // The queue has 64 slots.
     for wr_id in 0..1000 {
         pair.post(0, &unsignalled(write_to(wr_id, &[local], remote)));
         deliver(&mut pair);
@@ -80,19 +81,18 @@ fn a_queue_that_fills_is_acknowledged() {
 }
 
 #[test]
-fn when_the_time_is_up_the_last_packet_asks() {
-    let (mut pair, ..) = with_quiet(Setup::default());
+fn on_ack_timeout_the_last_packet_requests_an_ack() {
+    let (mut pair, ..) = with_suppressed_ack(Setup::default());
     pair.run();
     assert_eq!(pair.opcodes(0), [Opcode::RcWriteOnly; 2]);
     assert_eq!(acknowledgements(&pair), 1);
     assert_eq!(pair.counters(0).timeouts, 0);
     assert_eq!(pair.completed(0, SEND_CQ), []);
-    // And that is that.
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
 }
 
 #[test]
-fn of_a_long_message_the_last_packet_asks() {
+fn last_packet_of_a_long_message_requests_the_ack() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.post(0, &unsignalled(write_to(1, &[local], remote)));
     pair.run();
@@ -104,24 +104,24 @@ fn of_a_long_message_the_last_packet_asks() {
 }
 
 #[test]
-fn a_peer_that_has_gone_is_noticed() {
+fn dead_peer_is_detected() {
     let setup = Setup {
         retry_cnt: 2,
         timeout: 8,
         ..Setup::default()
     };
-    let (mut pair, ..) = with_quiet(setup);
+    let (mut pair, ..) = with_suppressed_ack(setup);
     let start = pair.now;
     pair.run_with(|_, _| Fate::Drop);
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RetryExceeded)]);
     assert_eq!(pair.state(0), State::Err);
-    // One period until it asks, and then as ever.
+    // One period until AckReq is sent, then the usual retries.
     assert_eq!(pair.now - start, Duration::from_nanos(4096 << 8) * 4);
 }
 
 #[test]
-fn a_queue_drains() {
-    let (mut pair, local, remote) = with_quiet(Setup::default());
+fn sqd_requests_the_suppressed_ack() {
+    let (mut pair, local, remote) = with_suppressed_ack(Setup::default());
     pair.enter(0, State::Sqd);
     pair.post(0, &write_to(2, &[local], remote));
     deliver(&mut pair);
@@ -132,8 +132,8 @@ fn a_queue_drains() {
 }
 
 #[test]
-fn a_local_request_does_not_wait_for_the_time() {
-    let (mut pair, local, remote) = with_quiet(Setup::default());
+fn local_request_triggers_an_ack_request() {
+    let (mut pair, local, remote) = with_suppressed_ack(Setup::default());
     let region = pair.nodes[0].memory.register(pattern(8, 2), Rights::NONE);
     let rkey = pair.nodes[0].memory.window();
     let access = RemoteAccess {
@@ -151,7 +151,7 @@ fn a_local_request_does_not_wait_for_the_time() {
     pair.post(0, &request(2, Operation::Bind(bind), &[]));
     deliver(&mut pair);
     assert_eq!(pair.completed(0, SEND_CQ), success([2]));
-    // The same where something quiet is behind it already.
+    // The same with an unsignaled request already behind it.
     pair.post(0, &unsignalled(write_to(3, &[local], remote)));
     pair.post(0, &request(4, Operation::Invalidate { rkey }, &[]));
     pair.post(0, &unsignalled(write_to(5, &[local], remote)));
@@ -160,7 +160,7 @@ fn a_local_request_does_not_wait_for_the_time() {
 }
 
 #[test]
-fn a_send_without_a_receive_is_tried_again() {
+fn rnr_nak_of_an_unsignalled_send_is_retried() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     pair.post(0, &unsignalled(send(1, &[local])));
     deliver(&mut pair);
@@ -170,7 +170,7 @@ fn a_send_without_a_receive_is_tried_again() {
 }
 
 #[test]
-fn what_is_refused_is_heard_of() {
+fn nak_of_an_unsignalled_request_is_reported() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     let beyond = Sge {
         addr: remote.addr + 1,

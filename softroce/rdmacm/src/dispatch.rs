@@ -1,6 +1,8 @@
-//! Between the connection managers of the devices and the identifiers: who is called what, and a thread for each device that brings events where they belong.
+//! Dispatch of connection manager events to identifiers: the directory of listener and connection
+//! ids, and one thread per device.
 //!
-//! Locks: an identifier's state comes before the directory, which comes before the manager's own. The thread holds the directory only to look somebody up.
+//! Lock order: an identifier's state, the directory, the connection manager's own lock. The thread
+//! holds the directory's lock for lookups only.
 
 use core::ffi::c_int;
 use std::collections::HashMap;
@@ -20,27 +22,27 @@ use doorbell_verbs_sys::rdmacm::{
     rdma_cm_event_type, rdma_conn_param, rdma_ud_param,
 };
 
-use crate::channel::{Param, Told};
-use crate::connection::{Link, ends_of, errno_of};
-use crate::devices::Opened;
+use crate::channel::{EventInfo, Param};
+use crate::connection::{CmLink, ends_of, errno_of};
+use crate::devices::OpenDevice;
 use crate::errno::Errno;
-use crate::id::{Orphan, Phase, Shared};
+use crate::id::{Phase, Shared, UnownedId};
 use crate::queue_pair::address_vector;
 
-/// TTL or hop limit of datagrams to a peer that was looked up.
+/// TTL or hop limit of datagrams to a peer resolved by SIDR.
 const HOP_LIMIT: u8 = 64;
 
-/// Whose the manager's listeners and connections are.
+/// The identifiers of the manager's listeners and connections.
 #[derive(Default)]
 pub(crate) struct Directory {
     listeners: HashMap<ListenerId, Arc<Shared>>,
     connections: HashMap<ConnectionId, Arc<Shared>>,
 }
 
-// Commands whose results the directory has to know before their events come
+// Commands whose ids must be in the directory before their events arrive
 
 pub(crate) fn listen(
-    opened: &'static Opened,
+    opened: &'static OpenDevice,
     service: ServiceId,
     backlog: usize,
     shared: &Arc<Shared>,
@@ -55,21 +57,25 @@ pub(crate) fn listen(
     Ok(listener)
 }
 
-pub(crate) fn unlisten(opened: &Opened, listener: ListenerId) {
+pub(crate) fn unlisten(opened: &OpenDevice, listener: ListenerId) {
     let mut directory = opened.directory.lock();
     directory.listeners.remove(&listener);
-    // It is there until this.
+    // It exists until this call.
     let _ = opened.device.cm().unlisten(listener);
 }
 
-pub(crate) fn connect(opened: &Opened, request: &Request, shared: &Arc<Shared>) -> Result<ConnectionId, Errno> {
+pub(crate) fn connect(opened: &OpenDevice, request: &Request, shared: &Arc<Shared>) -> Result<ConnectionId, Errno> {
     let mut directory = opened.directory.lock();
     let connection = opened.device.cm().connect(request, opened.owner()).map_err(errno_of)?;
     directory.connections.insert(connection, Arc::clone(shared));
     Ok(connection)
 }
 
-pub(crate) fn ask(opened: &Opened, request: &SidrRequest, shared: &Arc<Shared>) -> Result<ConnectionId, Errno> {
+pub(crate) fn sidr_request(
+    opened: &OpenDevice,
+    request: &SidrRequest,
+    shared: &Arc<Shared>,
+) -> Result<ConnectionId, Errno> {
     let mut directory = opened.directory.lock();
     let exchange = opened
         .device
@@ -80,16 +86,16 @@ pub(crate) fn ask(opened: &Opened, request: &SidrRequest, shared: &Arc<Shared>) 
     Ok(exchange)
 }
 
-pub(crate) fn destroy(opened: &Opened, connection: ConnectionId) {
+pub(crate) fn destroy(opened: &OpenDevice, connection: ConnectionId) {
     let mut directory = opened.directory.lock();
     directory.connections.remove(&connection);
-    // It is there until this.
+    // It exists until this call.
     let _ = opened.device.cm().destroy(connection);
 }
 
-/// Destroys what the device has of this process, which exits.
-pub(crate) fn leave(opened: &Opened, patience: Duration) {
-    let Some(mut directory) = opened.directory.try_lock_for(patience) else {
+/// Destroys this process's connections at exit.
+pub(crate) fn destroy_all(opened: &OpenDevice, timeout: Duration) {
+    let Some(mut directory) = opened.directory.try_lock_for(timeout) else {
         return;
     };
     for (connection, _) in directory.connections.drain() {
@@ -102,58 +108,62 @@ pub(crate) fn leave(opened: &Opened, patience: Duration) {
 /// Starts the thread of a device.
 ///
 /// # Errors
-/// When there is no thread for it.
-pub(crate) fn start(opened: &'static Opened) -> std::io::Result<()> {
+/// When the thread cannot be created.
+pub(crate) fn start_thread(opened: &'static OpenDevice) -> std::io::Result<()> {
     let name = format!("{}-rdmacm", opened.device.info().name);
     let run = move || {
-        // An error is final: the descriptor is gone.
+        // An error is final: the descriptor is closed.
         while let Ok((_, event)) = opened.events.wait(|_| {}) {
-            hear(opened, event);
+            dispatch(opened, event);
         }
     };
     std::thread::Builder::new().name(name).spawn(run).map(drop)
 }
 
-fn hear(opened: &'static Opened, event: CmEvent) {
+fn dispatch(opened: &'static OpenDevice, event: CmEvent) {
     match event {
-        CmEvent::Request { listener, id, request } => requested(opened, listener, id, &request),
+        CmEvent::Request { listener, id, request } => connect_requested(opened, listener, id, &request),
         CmEvent::SidrRequest {
             listener,
             id,
             peer,
             service,
             private_data,
-        } => looked_for(opened, listener, id, peer, service, &private_data),
-        CmEvent::Reply { id, reply } => tell(opened, id, replied(*reply)),
-        CmEvent::SidrReply { id, reply } => found(opened, id, *reply),
-        CmEvent::Established { id, .. } => tell(opened, id, connection(RDMA_CM_EVENT_ESTABLISHED, 0, Vec::new())),
+        } => sidr_requested(opened, listener, id, peer, service, &private_data),
+        CmEvent::Reply { id, reply } => notify(opened, id, replied(*reply)),
+        CmEvent::SidrReply { id, reply } => sidr_replied(opened, id, *reply),
+        CmEvent::Established { id, .. } => notify(opened, id, connection(RDMA_CM_EVENT_ESTABLISHED, 0, Vec::new())),
         CmEvent::Rejected {
             id,
             reason,
             private_data,
-        } => tell(
+        } => notify(
             opened,
             id,
             connection(RDMA_CM_EVENT_REJECTED, reason.0.into(), private_data),
         ),
         CmEvent::Unreachable { id } => {
-            tell(opened, id, Told::plain(RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT));
+            notify(
+                opened,
+                id,
+                EventInfo::plain(RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+            );
         }
-        CmEvent::Disconnected { id } => tell(opened, id, connection(RDMA_CM_EVENT_DISCONNECTED, 0, Vec::new())),
-        CmEvent::TimewaitExit { id } => tell(opened, id, connection(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Vec::new())),
+        CmEvent::Disconnected { id } => notify(opened, id, connection(RDMA_CM_EVENT_DISCONNECTED, 0, Vec::new())),
+        CmEvent::TimewaitExit { id } => notify(opened, id, connection(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, Vec::new())),
     }
 }
 
-/// Tells the identifier of a connection. One that is gone has told the manager so.
-fn tell(opened: &Opened, id: ConnectionId, told: Told) {
+/// Notifies the identifier of a connection, unless it was destroyed.
+fn notify(opened: &OpenDevice, id: ConnectionId, info: EventInfo) {
     let shared = opened.directory.lock().connections.get(&id).cloned();
     if let Some(shared) = shared {
-        shared.tell(told);
+        shared.notify(info);
     }
 }
 
-fn connection(kind: rdma_cm_event_type, status: c_int, private_data: Vec<u8>) -> Told {
-    Told {
+fn connection(kind: rdma_cm_event_type, status: c_int, private_data: Vec<u8>) -> EventInfo {
+    EventInfo {
         kind,
         status,
         param: Param::Conn(no_parameters()),
@@ -176,7 +186,7 @@ fn no_parameters() -> rdma_conn_param {
     }
 }
 
-fn replied(reply: PeerReply) -> Told {
+fn replied(reply: PeerReply) -> EventInfo {
     let param = rdma_conn_param {
         responder_resources: reply.responder_resources,
         initiator_depth: reply.initiator_depth,
@@ -186,14 +196,14 @@ fn replied(reply: PeerReply) -> Told {
         qp_num: reply.qpn.get(),
         ..no_parameters()
     };
-    Told {
+    EventInfo {
         param: Param::Conn(param),
         ..connection(RDMA_CM_EVENT_CONNECT_RESPONSE, 0, reply.private_data)
     }
 }
 
-/// A peer wants to connect.
-fn requested(opened: &'static Opened, listener: ListenerId, id: ConnectionId, request: &PeerRequest) {
+/// A REQ arrived.
+fn connect_requested(opened: &'static OpenDevice, listener: ListenerId, id: ConnectionId, request: &PeerRequest) {
     let param = rdma_conn_param {
         responder_resources: request.responder_resources,
         initiator_depth: request.initiator_depth,
@@ -204,8 +214,8 @@ fn requested(opened: &'static Opened, listener: ListenerId, id: ConnectionId, re
         qp_num: request.qpn.get(),
         ..no_parameters()
     };
-    let link = Link::of_request(id, (request.responder_resources, request.initiator_depth));
-    introduce(
+    let link = CmLink::of_request(id, (request.responder_resources, request.initiator_depth));
+    report_request(
         opened,
         listener,
         id,
@@ -216,17 +226,17 @@ fn requested(opened: &'static Opened, listener: ListenerId, id: ConnectionId, re
     );
 }
 
-/// A peer looks for a datagram service.
-fn looked_for(
-    opened: &'static Opened,
+/// A SIDR_REQ arrived.
+fn sidr_requested(
+    opened: &'static OpenDevice,
     listener: ListenerId,
     id: ConnectionId,
     peer: IpAddr,
     service: ServiceId,
     private_data: &[u8],
 ) {
-    let link = Link::of_request(id, (0, 0));
-    introduce(
+    let link = CmLink::of_request(id, (0, 0));
+    report_request(
         opened,
         listener,
         id,
@@ -237,12 +247,13 @@ fn looked_for(
     );
 }
 
-/// Makes the identifier of a request, and tells its listener. Without one, or without the addresses of its ends, it is refused.
-fn introduce(
-    opened: &'static Opened,
+/// Creates the identifier of a request, and notifies the listener's. Rejects the request if the
+/// listener or the IP CM header is missing.
+fn report_request(
+    opened: &'static OpenDevice,
     listener: ListenerId,
     id: ConnectionId,
-    link: Link,
+    link: CmLink,
     service: ServiceId,
     private_data: &[u8],
     param: Param,
@@ -252,7 +263,7 @@ fn introduce(
     let (Some(parent), Some(queue), Some((header, rest))) = (parent, queue, IpHeader::split(private_data)) else {
         return destroy(opened, id);
     };
-    let child = Orphan::new(parent.space, ptr::null_mut(), ptr::null_mut(), queue);
+    let child = UnownedId::new(parent.space, ptr::null_mut(), ptr::null_mut(), queue);
     // Before this thread takes its next event, which may be of this connection.
     opened
         .directory
@@ -267,9 +278,9 @@ fn introduce(
         shared.set_local(&mut state, local);
         shared.set_peer(&mut state, peer);
         state.link = link;
-        state.phase = Phase::Linked;
+        state.phase = Phase::CmActive;
     }
-    parent.tell(Told {
+    parent.notify(EventInfo {
         kind: RDMA_CM_EVENT_CONNECT_REQUEST,
         status: 0,
         param,
@@ -278,8 +289,7 @@ fn introduce(
     });
 }
 
-/// The answer about a datagram service.
-fn found(opened: &Opened, id: ConnectionId, reply: SidrReply) {
+fn sidr_replied(opened: &OpenDevice, id: ConnectionId, reply: SidrReply) {
     let peer = {
         let directory = opened.directory.lock();
         directory.connections.get(&id).cloned()
@@ -291,7 +301,7 @@ fn found(opened: &Opened, id: ConnectionId, reply: SidrReply) {
         status => (RDMA_CM_EVENT_UNREACHABLE, status.0.into()),
     };
     let Some(peer) = peer else { return };
-    shared.tell(Told {
+    shared.notify(EventInfo {
         kind,
         status,
         param: Param::Ud(datagrams(peer, reply.qpn, reply.qkey)),
@@ -300,7 +310,7 @@ fn found(opened: &Opened, id: ConnectionId, reply: SidrReply) {
     });
 }
 
-/// Where datagrams to a peer go.
+/// The destination of datagrams to a peer.
 fn datagrams(peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
     rdma_ud_param {
         private_data: ptr::null(),

@@ -1,4 +1,4 @@
-//! Requests that are sent as they are posted: the short way is no other way, and is taken by what it is for.
+//! The fast path for short requests equals the general path, and is taken for what it is meant for.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -10,12 +10,12 @@ use doorbell_roce_proto::work::{Operation, Payload, PostError, SendRequest};
 use proptest::prelude::*;
 
 use util::{
-    Fate, LANE_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, lane_to, pattern, read_from, request, send, success,
-    with_regions, write_operation, write_to,
+    Fate, Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, atomic_on, pattern, read_from, request, send, shm_link_to,
+    success, with_regions, write_operation, write_to,
 };
 
-/// The regions of each node.
-const LEN: usize = 2 * LANE_INLINE;
+/// Length of each region.
+const LEN: usize = 2 * SHM_INLINE;
 
 fn deliver(_: usize, _: &util::Sent) -> Fate {
     Fate::Deliver
@@ -27,7 +27,7 @@ enum Kind {
     Write(Option<u32>),
     /// Beyond the end of the peer's region.
     WriteBeyond,
-    /// From memory that is not the poster's.
+    /// From memory that is not registered.
     WriteFromNowhere,
     Read,
     Add,
@@ -45,14 +45,14 @@ enum Act {
         solicited: bool,
     },
     Receive(usize),
-    /// What is on the wire arrives, and nobody answers yet.
+    /// Packets in flight arrive, without replies yet.
     Arrive,
     Exchange,
     Modify(usize, State),
-    /// A lane takes nothing more, and then does again.
+    /// A link becomes full, and has free slots again.
     Full(usize),
     Ready(usize),
-    /// Whatever is due happens.
+    /// All deadlines expire.
     Wait,
 }
 
@@ -65,7 +65,7 @@ fn act() -> impl Strategy<Value = Act> {
         3 => Just(Kind::Read),
         3 => Just(Kind::Add),
     ];
-    let len = prop_oneof![0..20usize, LANE_INLINE - 2..LANE_INLINE + 3, Just(LEN)];
+    let len = prop_oneof![0..20usize, SHM_INLINE - 2..SHM_INLINE + 3, Just(LEN)];
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.1), any::<bool>());
     let post = (0..2usize, kind, len, flags).prop_map(|(from, kind, len, flags)| {
         let (inline, signalled, fence, solicited) = flags;
@@ -92,11 +92,11 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// All that can be seen of a run.
+/// Everything observable of a run.
 fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize) {
     let mut pair = Pair::connected(setup);
     let memories: [[Sge; 3]; 2] = [0, 1].map(|at| [0, 1, 2].map(|seed| pair.region(at, pattern(LEN, seed))));
-    // The same packet has the same fate, whoever looks.
+    // A packet's fate depends on its number only.
     let mut fate = |number: usize, _: &util::Sent| {
         let dice = (number as u64 + 1)
             .wrapping_mul(losses | 1)
@@ -108,7 +108,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
             _ => Fate::Deliver,
         }
     };
-    let (mut posted, mut shorts) = (Vec::new(), 0);
+    let (mut posted, mut fast_path_hits) = (Vec::new(), 0);
     let mut full = [false; 2];
     for (number, act) in acts.iter().enumerate() {
         match *act {
@@ -150,7 +150,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
                 }
                 (request.signalled, request.fence, request.solicited) = (signalled, fence, solicited);
                 let result = pair.post_now(from, &request, &mut fate);
-                shorts += usize::from(result == Ok(true));
+                fast_path_hits += usize::from(result == Ok(true));
                 posted.push(result.map(|_| ()));
             }
             Act::Receive(at) => {
@@ -169,7 +169,7 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
                     state: Some(state),
                     ..Default::default()
                 };
-                // It may be in a state from which there is no way.
+                // The current state may not allow it.
                 let _ = node.endpoint.modify_qp(pair.now, node.qpn, &modify);
             }
             Act::Full(at) => full[at] = true,
@@ -177,15 +177,15 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
             Act::Wait => pair.run_with(&mut fate),
         }
         for (at, full) in full.iter().enumerate() {
-            let lane = lane_to(1 - at).unwrap();
+            let link = shm_link_to(1 - at).unwrap();
             match full {
-                true => pair.nodes[at].endpoint.lane_full(lane),
-                false => pair.nodes[at].endpoint.lane_ready(lane),
+                true => pair.nodes[at].endpoint.lane_full(link),
+                false => pair.nodes[at].endpoint.lane_ready(link),
             }
         }
     }
     for at in 0..2 {
-        pair.nodes[at].endpoint.lane_ready(lane_to(1 - at).unwrap());
+        pair.nodes[at].endpoint.lane_ready(shm_link_to(1 - at).unwrap());
     }
     pair.run_with(&mut fate);
     let nodes = [0, 1].map(|at| {
@@ -199,33 +199,33 @@ fn run(setup: Setup, acts: &[Act], losses: u64) -> (Vec<Vec<u8>>, String, usize)
         )
     });
     let log = pair.log.into_iter().map(|sent| sent.bytes).collect();
-    (log, format!("{posted:?} {nodes:?}"), shorts)
+    (log, format!("{posted:?} {nodes:?}"), fast_path_hits)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_short_way_is_no_other_way(
+    fn fast_path_equals_general_path(
         acts in prop::collection::vec(act(), 0..80),
         window in prop_oneof![1..5u32, Just(64)],
         psn in prop_oneof![Just(100u32), Just(0xff_fffe)],
         signal_all in prop::bool::weighted(0.2),
         losses in prop_oneof![Just(0u64), any::<u64>()],
     ) {
-        // Without an end to its tries a SEND without a receive would go on for ever.
+        // With infinite RNR retries a SEND without a receive would never end.
         let setup = Setup { window, psns: [psn, 9000], signal_all, rnr_retry: 3, ..Setup::default() };
         let (log, seen, _) = run(setup, &acts, losses);
-        let (long_log, long_seen, shorts) = run(Setup { short_way: false, ..setup }, &acts, losses);
-        prop_assert_eq!(shorts, 0);
+        let (long_log, long_seen, fast_path_hits) = run(Setup { fast_path: false, ..setup }, &acts, losses);
+        prop_assert_eq!(fast_path_hits, 0);
         prop_assert_eq!(log, long_log);
         prop_assert_eq!(seen, long_seen);
     }
 }
 
-/// An acknowledgement that a full lane held up lets the requests go first, by either way.
+/// An ACK delayed by a full link lets requests go first, on either path.
 #[test]
-fn after_a_full_lane_requests_go_first() {
+fn after_a_full_link_requests_go_first() {
     let post = |from, kind| Act::Post {
         from,
         kind,
@@ -247,17 +247,17 @@ fn after_a_full_lane_requests_go_first() {
         rnr_retry: 3,
         ..Setup::default()
     };
-    let (log, seen, shorts) = run(setup, &acts, 0);
+    let (log, seen, fast_path_hits) = run(setup, &acts, 0);
     let (long_log, long_seen, _) = run(
         Setup {
-            short_way: false,
+            fast_path: false,
             ..setup
         },
         &acts,
         0,
     );
     assert_eq!((log, seen), (long_log, long_seen));
-    assert_eq!(shorts, 1, "only the WRITE");
+    assert_eq!(fast_path_hits, 1, "only the WRITE");
 }
 
 fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
@@ -265,22 +265,22 @@ fn post(pair: &mut Pair, at: usize, request: &SendRequest<'_>) -> bool {
 }
 
 #[test]
-fn short_messages_take_it() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), LANE_INLINE);
+fn short_messages_take_the_fast_path() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE);
     assert!(post(&mut pair, 0, &write_to(1, &[local], remote)));
-    // As many as go out, acknowledged or not.
+    // The fast path does not depend on earlier ones being acknowledged.
     assert!(post(&mut pair, 0, &write_to(2, &[local], remote)));
     pair.receive(1, 9, &[remote]);
     assert!(post(&mut pair, 0, &send(3, &[local])));
     pair.run();
-    assert_eq!(pair.shorts, 2, "the WRITEs were received by it as well");
+    assert_eq!(pair.fast_path_hits, 2, "the WRITEs were received by it as well");
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2, 3]));
     assert_eq!(pair.completed(1, RECV_CQ), success([9]));
-    assert_eq!(pair.bytes(1, remote), pattern(LANE_INLINE, 1));
+    assert_eq!(pair.bytes(1, remote), pattern(SHM_INLINE, 1));
 }
 
 #[test]
-fn the_acknowledgement_goes_along() {
+fn pending_ack_is_sent_with_the_request() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     post(&mut pair, 0, &write_to(1, &[local], remote));
     pair.arrive();
@@ -292,7 +292,7 @@ fn the_acknowledgement_goes_along() {
 }
 
 #[test]
-fn the_last_in_a_full_queue_is_refused_as_ever() {
+fn full_send_queue_is_refused() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     for wr_id in 0..64 {
         assert!(post(&mut pair, 0, &write_to(wr_id, &[local], remote)));
@@ -302,8 +302,8 @@ fn the_last_in_a_full_queue_is_refused_as_ever() {
 }
 
 #[test]
-fn what_has_to_wait_or_is_no_short_message_does_not() {
-    let (mut pair, local, remote) = with_regions(Setup::default(), LANE_INLINE + 1);
+fn ineligible_requests_take_the_general_path() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), SHM_INLINE + 1);
     assert!(!post(&mut pair, 0, &write_to(1, &[local], remote)), "it is too long");
     let (local, remote) = (Sge { len: 8, ..local }, Sge { len: 8, ..remote });
     assert!(!post(&mut pair, 0, &read_from(2, &[local], remote)));
@@ -315,9 +315,9 @@ fn what_has_to_wait_or_is_no_short_message_does_not() {
     assert!(!post(&mut pair, 0, &fenced), "a READ is not answered");
     assert!(!post(&mut pair, 0, &write_to(4, &[local], remote)), "one is before it");
     pair.run();
-    pair.nodes[0].endpoint.lane_full(lane_to(1).unwrap());
-    assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the lane is full");
-    pair.nodes[0].endpoint.lane_ready(lane_to(1).unwrap());
+    pair.nodes[0].endpoint.lane_full(shm_link_to(1).unwrap());
+    assert!(!post(&mut pair, 0, &write_to(5, &[local], remote)), "the link is full");
+    pair.nodes[0].endpoint.lane_ready(shm_link_to(1).unwrap());
     pair.run();
     pair.enter(0, State::Sqd);
     assert!(

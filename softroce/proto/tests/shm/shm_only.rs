@@ -1,4 +1,5 @@
-//! What only lanes have: payloads by reference that may be gone, backpressure, and packets that are withdrawn.
+//! Specific to shm links: payloads by reference that become unreadable, back-pressure, revoked
+//! references.
 
 #[path = "../util/mod.rs"]
 mod util;
@@ -10,7 +11,7 @@ use doorbell_roce_proto::work::{Payload, SendRequest, Status};
 use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, LanePacket, Mtu, Psn, Qpn};
 
 use util::{
-    LANE_INLINE, Pair, RECV_CQ, SEND_CQ, Setup, lane_to, pattern, read_from, send, success, with_regions, write_to,
+    Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, pattern, read_from, send, shm_link_to, success, with_regions, write_to,
 };
 
 const TO_PEER: LaneId = LaneId(1);
@@ -19,7 +20,8 @@ fn part(sge: Sge, len: usize) -> Sge {
     Sge { len: len as u32, ..sge }
 }
 
-/// Writes the next packet of the first node: bytes of payload in the buffer, and referred to.
+/// Writes the next packet of the first node; returns its payload bytes in the buffer and by
+/// reference.
 fn next(pair: &mut Pair) -> (usize, u32) {
     let mut buf = [0; 4096 + 128];
     let node = &mut pair.nodes[0];
@@ -27,39 +29,39 @@ fn next(pair: &mut Pair) -> (usize, u32) {
         .endpoint
         .poll_transmit(pair.now, &mut node.memory, &mut buf)
         .unwrap();
-    node.memory.take_referred();
+    node.memory.take_by_ref();
     assert_eq!((transmit.lane, transmit.fleeting), (Some(TO_PEER), false));
     (transmit.len - transmit.headers, transmit.referred)
 }
 
 #[test]
-fn long_payloads_are_referred_to() {
+fn long_payloads_go_by_reference() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256);
     for (len, expected) in [
         (0, (0, 0)),
-        (LANE_INLINE, (LANE_INLINE, 0)),
-        (LANE_INLINE + 1, (0, LANE_INLINE as u32 + 1)),
+        (SHM_INLINE, (SHM_INLINE, 0)),
+        (SHM_INLINE + 1, (0, SHM_INLINE as u32 + 1)),
         (256, (0, 256)),
     ] {
         pair.post(0, &write_to(1, &[part(local, len)], part(remote, len)));
         assert_eq!(next(&mut pair), expected);
     }
-    let bytes = pattern(LANE_INLINE + 50, 3);
+    let bytes = pattern(SHM_INLINE + 50, 3);
     let sges = [];
     let inline = SendRequest {
         payload: Payload::Inline(&bytes),
         ..write_to(2, &sges, remote)
     };
     pair.post(0, &inline);
-    assert_eq!(next(&mut pair), (LANE_INLINE + 50, 0));
+    assert_eq!(next(&mut pair), (SHM_INLINE + 50, 0));
 }
 
 #[test]
-fn packets_as_long_as_a_lane_takes() {
+fn packets_of_the_maximum_shm_mtu() {
     const MTU: usize = EndpointConfig::LANE_MTU;
     let setup = Setup {
         mtu: Mtu::Mtu4096,
-        lane_mtu: Some(MTU),
+        shm_mtu: Some(MTU),
         window: 4,
         ..Setup::default()
     };
@@ -79,15 +81,15 @@ fn packets_as_long_as_a_lane_takes() {
     assert_eq!(pair.completed(0, SEND_CQ), success([2]));
 }
 
-/// A payload that is gone is a packet that was lost: nothing is said of it, and it comes again.
+/// An unreadable payload counts as a lost packet: no error is reported, and it is retransmitted.
 #[test]
-fn gone_is_lost() {
+fn unreadable_payload_is_a_lost_packet() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.receive(1, 9, &[remote]);
-    pair.nodes[1].memory.gone_after = Some(1);
+    pair.nodes[1].memory.unreadable_after = Some(1);
     pair.post(0, &send(1, &[local]));
     pair.run();
-    // The packet behind it had no place.
+    // The packet behind it was out of sequence.
     assert_eq!(pair.counters(1).sequence_naks_sent, 1);
     assert_eq!(pair.bytes(1, remote), pattern(600, 1));
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
@@ -96,9 +98,9 @@ fn gone_is_lost() {
 }
 
 #[test]
-fn a_write_that_is_gone_comes_again_by_the_timer() {
+fn unreadable_write_is_retransmitted_on_timeout() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 200);
-    pair.nodes[1].memory.gone_after = Some(0);
+    pair.nodes[1].memory.unreadable_after = Some(0);
     pair.post(0, &write_to(1, &[local], remote));
     pair.exchange(&mut |_, _| util::Fate::Deliver);
     assert_eq!((pair.bytes(1, remote), pair.log.len()), (&pattern(200, 2)[..], 1));
@@ -109,10 +111,10 @@ fn a_write_that_is_gone_comes_again_by_the_timer() {
 }
 
 #[test]
-fn a_read_response_that_is_gone_is_asked_for_again() {
+fn unreadable_read_response_is_requested_again() {
     for gone in 0..3 {
         let (mut pair, local, remote) = with_regions(Setup::default(), 600);
-        pair.nodes[0].memory.gone_after = Some(gone);
+        pair.nodes[0].memory.unreadable_after = Some(gone);
         pair.post(0, &read_from(1, &[local], remote));
         pair.run();
         assert_eq!(pair.bytes(0, local), pattern(600, 2));
@@ -122,7 +124,7 @@ fn a_read_response_that_is_gone_is_asked_for_again() {
 }
 
 #[test]
-fn what_cannot_come_again_is_dropped() {
+fn unreadable_unreliable_payload_is_dropped() {
     for transport in [Transport::Uc, Transport::Ud] {
         let setup = Setup {
             transport,
@@ -132,8 +134,8 @@ fn what_cannot_come_again_is_dropped() {
         let (mut pair, local, remote) = with_regions(setup, 512);
         let local = part(local, 400);
         pair.receive(1, 5, &[remote]);
-        for gone_after in [Some(0), None] {
-            pair.nodes[1].memory.gone_after = gone_after;
+        for unreadable_after in [Some(0), None] {
+            pair.nodes[1].memory.unreadable_after = unreadable_after;
             let to = pair.destination(0);
             match transport {
                 Transport::Ud => pair.post_datagram(0, &send(1, &[local]), &to),
@@ -148,7 +150,7 @@ fn what_cannot_come_again_is_dropped() {
 }
 
 #[test]
-fn a_full_lane_holds_up_its_own_queue_pairs_only() {
+fn full_link_blocks_only_its_own_qps() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     pair.connect_second();
     pair.nodes[0].endpoint.lane_full(TO_PEER);
@@ -158,7 +160,7 @@ fn a_full_lane_holds_up_its_own_queue_pairs_only() {
     assert!(pair.transmit_one(0).is_none());
     pair.nodes[0].endpoint.lane_ready(LaneId(7));
     assert!(pair.transmit_one(0).is_none());
-    // The other direction is another lane.
+    // The other direction is another link.
     pair.post(1, &write_to(3, &[remote], local));
     assert!(pair.transmit_one(1).is_some());
     pair.nodes[0].endpoint.lane_ready(TO_PEER);
@@ -169,7 +171,7 @@ fn a_full_lane_holds_up_its_own_queue_pairs_only() {
 }
 
 #[test]
-fn datagrams_wait_for_their_lane_in_order() {
+fn datagrams_wait_for_their_link_in_order() {
     let setup = Setup {
         transport: Transport::Ud,
         ..Setup::default()
@@ -196,9 +198,9 @@ fn datagrams_wait_for_their_lane_in_order() {
     assert_eq!(pair.completed(1, RECV_CQ), success([5]));
 }
 
-/// A peer that stands still: the timer of what is on its way goes on, whether or not there is room to send it again.
+/// A stalled peer: the ACK timer runs even if the link is too full to retransmit.
 #[test]
-fn a_lane_that_stays_full_runs_into_the_retry_limit() {
+fn full_link_runs_into_the_retry_limit() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     pair.post(0, &write_to(1, &[local], remote));
     assert!(pair.transmit_one(0).is_some());
@@ -209,7 +211,7 @@ fn a_lane_that_stays_full_runs_into_the_retry_limit() {
 }
 
 #[test]
-fn what_ends_withdraws_its_packets() {
+fn err_reset_and_destroy_revoke_references() {
     for to in [State::Err, State::Reset] {
         let (mut pair, local, remote) = with_regions(Setup::default(), 64);
         pair.post(0, &write_to(1, &[local], remote));
@@ -224,19 +226,19 @@ fn what_ends_withdraws_its_packets() {
     }
 }
 
-/// Only the peer's lane brings packets of a connection, and no datagram does.
+/// Packets of a connection are accepted from the peer's link only, and not as datagrams.
 #[test]
-fn others_have_no_say() {
+fn packets_from_another_link_are_refused() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 64);
     let node = &mut pair.nodes[1];
     let bth = Bth::new(Opcode::RcSendOnly, node.qpn, Psn::new(pair.setup.psns[0]));
     let mut headers = [0; 64];
     let end = wire::write_headers(&mut headers, &bth, &Extension::Bare).unwrap();
     let address = node.address;
-    fn packet(address: std::net::IpAddr, lane: LaneId, headers: &[u8]) -> LanePacket<'_> {
+    fn packet(address: std::net::IpAddr, link: LaneId, headers: &[u8]) -> LanePacket<'_> {
         let len = 0;
         LanePacket {
-            lane,
+            lane: link,
             address,
             headers,
             len,
@@ -258,17 +260,17 @@ fn others_have_no_say() {
     };
     node.endpoint.handle_datagram(pair.now, &datagram, memory);
     assert_eq!(node.endpoint.counters().wrong_peer, 2);
-    let lane = lane_to(0).unwrap();
-    // Every length but the right one is malformed, and so is a payload where there can be none.
+    let link = shm_link_to(0).unwrap();
+    // Any other length is malformed, and so is a payload where there can be none.
     for end in (0..64).filter(|wrong| *wrong != end) {
         node.endpoint
-            .handle_lane(|| pair.now, &packet(address, lane, &headers[..end]), memory);
+            .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
     }
     assert_eq!(node.endpoint.counters().malformed, 63);
-    let stranger = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
-    wire::write_headers(&mut headers, &stranger, &Extension::Bare).unwrap();
+    let unknown_qp = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
+    wire::write_headers(&mut headers, &unknown_qp, &Extension::Bare).unwrap();
     node.endpoint
-        .handle_lane(|| pair.now, &packet(address, lane, &headers[..end]), memory);
+        .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
     assert_eq!(node.endpoint.counters().no_qp, 1);
     assert_eq!(pair.bytes(1, remote), pattern(64, 2));
     assert!(pair.nodes[1].completions.is_empty() && pair.log.is_empty());
