@@ -11,7 +11,7 @@ use doorbell_verbs_sys as sys;
 
 pub(crate) use advice::register_advice;
 use advice::{
-    create_advice, create_cq_advice, device_memory_advice, devices_there, gids_there, moderate_advice, open_advice,
+    create_advice, create_cq_advice, device_memory_advice, list_devices, list_gids, moderate_advice, open_advice,
     port_advice, resize_advice, window_advice,
 };
 
@@ -40,7 +40,7 @@ pub enum DeviceError {
     #[error("ibv_get_device_list: {0}; is the kernel's ib_uverbs module loaded?")]
     List(#[source] io::Error),
     /// There is no device of that name.
-    #[error("no RDMA device {name:?}; {}", devices_there(.there))]
+    #[error("no RDMA device {name:?}; {}", list_devices(.there))]
     NoDevice {
         /// The name asked for.
         name: String,
@@ -78,7 +78,7 @@ pub enum DeviceError {
         ports: u8,
     },
     /// There is no GID at that index of the port's table.
-    #[error("no GID at index {index} of {device} port {port}; {}", gids_there(.there))]
+    #[error("no GID at index {index} of {device} port {port}; {}", list_gids(.there))]
     NoGid {
         /// The device's name.
         device: String,
@@ -284,7 +284,7 @@ pub enum MemoryError {
 
 impl MemoryError {
     /// Whether fewer or smaller regions would help.
-    pub(crate) fn is_lack_of_room(&self) -> bool {
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Register { error, .. } if error.kind() == io::ErrorKind::OutOfMemory)
     }
 }
@@ -334,7 +334,7 @@ pub enum CompletionQueueError {
     },
     /// Fewer entries than the queue pairs on it have reserved.
     #[error(
-        "ibv_resize_cq({device}): {entries} entries asked for, and its queue pairs have reserved {reserved}: drop some, and poll it until it is empty"
+        "ibv_resize_cq({device}): {entries} entries requested, and its queue pairs have reserved {reserved}: drop some, and poll it until it is empty"
     )]
     Reserved {
         /// The device's name.
@@ -438,14 +438,14 @@ pub enum EventError {
 #[non_exhaustive]
 pub enum QueuePairError {
     /// A size is beyond what the device has.
-    #[error("ibv_create_qp({device}): {what} {asked} is beyond the device's {max}: lower it")]
+    #[error("ibv_create_qp({device}): {what} {requested} is beyond the device's {max}: lower it")]
     Limit {
         /// The device's name.
         device: String,
         /// Which size.
         what: &'static str,
         /// What was asked for.
-        asked: u32,
+        requested: u32,
         /// The most that the device allows.
         max: u32,
     },
@@ -514,7 +514,7 @@ pub enum QueuePairError {
     },
     /// The path MTU asked for is larger than the port's.
     #[error(
-        "path MTU {asked} is beyond the {active} of {device} port {port}: leave mtu() out, which takes the smaller of both ends', or give both network interfaces a \
+        "path MTU {requested} is beyond the {active} of {device} port {port}: leave mtu() out, which takes the smaller of both ends', or give both network interfaces a \
          larger one (`ip link set … mtu`: 80 bytes more than the path's)"
     )]
     Mtu {
@@ -523,7 +523,7 @@ pub enum QueuePairError {
         /// The port.
         port: u8,
         /// What was asked for.
-        asked: Mtu,
+        requested: Mtu,
         /// What the port has.
         active: Mtu,
     },
@@ -539,14 +539,14 @@ pub enum QueuePairError {
         error: io::Error,
     },
     /// A value is beyond the range of its attribute.
-    #[error("ibv_modify_qp({object}): {what} {asked} is beyond {max}")]
+    #[error("ibv_modify_qp({object}): {what} {requested} is beyond {max}")]
     Range {
         /// The queue pair.
         object: String,
         /// Which attribute.
         what: &'static str,
         /// What was asked for.
-        asked: u8,
+        requested: u8,
         /// The highest that there is.
         max: u8,
     },

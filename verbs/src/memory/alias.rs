@@ -95,7 +95,7 @@ impl ProtectionDomain {
     ) -> Result<Buffer<R>, MemoryError> {
         check_buffer(len)?;
         // SAFETY: by contract.
-        let region = unsafe { Region::register(self.inner(), start, len, R::ACCESS, Backing::Kept(owner)) }?;
+        let region = unsafe { Region::register(self.inner(), start, len, R::ACCESS, Backing::KeepAlive(owner)) }?;
         let start = region.start();
         Ok(Buffer::new(region, start, len))
     }

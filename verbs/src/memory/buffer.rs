@@ -221,7 +221,7 @@ impl<K: Host> Buffer<K> {
                 Err(region) => return Err(Reclaim::Shared(again(region))),
             }
         };
-        region.dissolve().map_err(Reclaim::Refused)
+        region.into_memory().map_err(Reclaim::Refused)
     }
 
     /// Copies from `offset` into `into`, reading each byte once.
@@ -266,7 +266,7 @@ impl<R: Rights> Buffer<R> {
             Err((error, false)) => return Err(Reregister::Lost(error)),
         }
         header.sge.lkey = region.lkey();
-        header.become_kind::<N>();
+        header.set_kind::<N>();
         // SAFETY: owned, in no list, and now of this tag. What peers could do to it by its old rights the device refuses from here on.
         Ok(unsafe { Buffer::from_range(self.into_range()) })
     }
@@ -405,7 +405,7 @@ impl Buffer<Local> {
     /// as a buffer for each request would not.
     #[must_use]
     pub fn scratch(mut self) -> Buffer<Scratch> {
-        self.header_mut().become_kind::<Scratch>();
+        self.header_mut().set_kind::<Scratch>();
         // SAFETY: owned, in no list, and now of this tag: nothing gives its bytes to this process any more.
         unsafe { Buffer::from_range(self.into_range()) }
     }
@@ -432,7 +432,7 @@ impl Buffer<RemoteRead> {
 
 impl<K: Readable> Buffer<K> {
     fn into_kind(mut self) -> Buffer<Frozen> {
-        self.header_mut().become_kind::<Frozen>();
+        self.header_mut().set_kind::<Frozen>();
         // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading it as `&[u8]` stays right.
         unsafe { Buffer::from_range(self.into_range()) }
     }

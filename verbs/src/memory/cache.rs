@@ -83,14 +83,14 @@ struct State {
     /// Memory that no peer has rights in, in whole pages, by its first address. No two overlap.
     local: BTreeMap<u64, Entry>,
     /// Memory registered exactly as asked for: what peers may reach must not grow to whole pages, and what is shared belongs to its owner.
-    exact: HashMap<Exact, Entry>,
+    exact: HashMap<ExactKey, Entry>,
     /// Counts requests, to tell what was used last.
     clock: u64,
     stats: CacheStats,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Exact {
+struct ExactKey {
     start: u64,
     len: usize,
     access: c_uint,
@@ -145,12 +145,12 @@ impl RegistrationCache {
             });
         };
         check_buffer(part.len())?;
-        let key = Exact {
+        let key = ExactKey {
             start: whole.as_ptr().expose_provenance() as u64,
             len: whole.len(),
             access: 0,
         };
-        let keep = || Backing::Kept(Arc::clone(owner) as _);
+        let keep = || Backing::KeepAlive(Arc::clone(owner) as _);
         // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached by `&mut`, as it cannot know when the borrow ends; the region holds
         // a reference that it gives nobody. The device may only read.
         let region = unsafe { self.exact(key, keep) }?;
@@ -173,13 +173,13 @@ impl RegistrationCache {
             // SAFETY: by contract.
             unsafe { self.pages(addr, len) }?
         } else {
-            let key = Exact {
+            let key = ExactKey {
                 start: addr,
                 len,
                 access: R::ACCESS,
             };
             // SAFETY: by contract.
-            unsafe { self.exact(key, || Backing::Elsewhere) }?
+            unsafe { self.exact(key, || Backing::External) }?
         };
         Ok(Buffer::new(region, addr, len))
     }
@@ -231,7 +231,7 @@ impl RegistrationCache {
     ///
     /// # Safety
     /// As for [`Region::register`], whose backing `keep` makes.
-    unsafe fn exact(&self, key: Exact, keep: impl Fn() -> Backing) -> Result<Arc<Region>, MemoryError> {
+    unsafe fn exact(&self, key: ExactKey, keep: impl Fn() -> Backing) -> Result<Arc<Region>, MemoryError> {
         let mut state = self.state();
         let used = state.tick();
         if let Some(entry) = state.exact.get_mut(&key) {
@@ -274,14 +274,14 @@ impl RegistrationCache {
             let region = &state.local[key].region;
             union.start.min(region.start())..union.end.max(region.start() + region.len() as u64)
         });
-        let key = Exact {
+        let key = ExactKey {
             start: union.start,
             len: (union.end - union.start) as usize,
             access: super::rights::LOCAL,
         };
         // SAFETY: the pages of the range are mapped since the range is, and so are those of the regions it is joined with: they would have been invalidated. The device
         // touches only what requests name.
-        let (region, mut gone) = unsafe { self.register(&mut state, key, || Backing::Elsewhere) }?;
+        let (region, mut gone) = unsafe { self.register(&mut state, key, || Backing::External) }?;
         for key in overlapping {
             gone.extend(state.local.remove(&key).map(|entry| entry.region));
         }
@@ -303,7 +303,7 @@ impl RegistrationCache {
     unsafe fn register(
         &self,
         state: &mut State,
-        key: Exact,
+        key: ExactKey,
         keep: impl Fn() -> Backing,
     ) -> Result<(Arc<Region>, Evicted), MemoryError> {
         let mut gone = Evicted::new();
@@ -313,7 +313,7 @@ impl RegistrationCache {
             unsafe { Region::register(self.pd.inner(), start, key.len, key.access, keep()) }
         };
         let mut registered = register();
-        if matches!(&registered, Err(error) if error.is_lack_of_room()) {
+        if matches!(&registered, Err(error) if error.is_out_of_memory()) {
             let none = CacheLimits { regions: 0, bytes: 0 };
             state.evict(none, &mut gone);
             // Now, as it is their room that is wanted.
@@ -346,15 +346,15 @@ impl State {
         self.count();
         while self.stats.regions > limits.regions || self.stats.bytes > limits.bytes {
             let local = self.local.iter().filter(|(_, entry)| entry.is_idle());
-            let local = local.map(|(&key, entry)| (entry.used, Place::Local(key)));
+            let local = local.map(|(&key, entry)| (entry.used, CacheKey::Local(key)));
             let exact = self.exact.iter().filter(|(_, entry)| entry.is_idle());
-            let exact = exact.map(|(&key, entry)| (entry.used, Place::Exact(key)));
+            let exact = exact.map(|(&key, entry)| (entry.used, CacheKey::Exact(key)));
             let Some((_, oldest)) = local.chain(exact).min_by_key(|&(used, _)| used) else {
                 return;
             };
             let entry = match oldest {
-                Place::Local(key) => self.local.remove(&key),
-                Place::Exact(key) => self.exact.remove(&key),
+                CacheKey::Local(key) => self.local.remove(&key),
+                CacheKey::Exact(key) => self.exact.remove(&key),
             };
             gone.extend(entry.map(|entry| entry.region));
             self.stats.evictions += 1;
@@ -372,9 +372,9 @@ impl State {
 }
 
 /// Where an entry is.
-enum Place {
+enum CacheKey {
     Local(u64),
-    Exact(Exact),
+    Exact(ExactKey),
 }
 
 /// The pages that the `len` bytes at `addr` lie in.

@@ -38,6 +38,6 @@ pub use rights::{
 };
 pub use source::{Sink, Source};
 pub use storage::{HugePage, Memory};
-pub(crate) use window::Ties;
+pub(crate) use window::TiedWindows;
 pub use window::{BoundWindow, MemoryWindow, Type1, Type2, WindowType};
 pub use word::Word;

@@ -8,7 +8,7 @@ use doorbell_verbs_sys as sys;
 use super::buffer::Buffer;
 use super::region::Region;
 use super::rights::{Kind, Local};
-use super::window::Cell;
+use super::window::InFlightWindow;
 use super::word::Word;
 
 /// The header of a buffer, on the heap. Made when the range is made, never when it is posted.
@@ -34,12 +34,12 @@ pub(crate) type RangePtr = NonNull<Range>;
 
 impl Range {
     /// The next buffer of the same request.
-    fn following(&self) -> Option<RangePtr> {
+    fn next_in_request(&self) -> Option<RangePtr> {
         if self.tag & LINKED == 0 { None } else { self.next }
     }
 
     /// Makes it one of kind `K`, which it is to be as a buffer from now on. It is in no list.
-    pub(super) fn become_kind<K: Kind>(&mut self) {
+    pub(super) fn set_kind<K: Kind>(&mut self) {
         self.tag = K::TAG.into();
     }
 
@@ -130,7 +130,7 @@ impl Buffers {
             self.head = None;
         } else {
             // SAFETY: as above.
-            let (taken, rest) = unsafe { take_otherwise(range, K::TAG) };
+            let (taken, rest) = unsafe { take_linked(range, K::TAG) };
             self.head = rest;
             taken?;
         }
@@ -139,7 +139,7 @@ impl Buffers {
     }
 
     /// A window on its way, as the only one of its request.
-    pub(super) fn of_window(cell: Box<Cell>) -> Self {
+    pub(super) fn of_window(cell: Box<InFlightWindow>) -> Self {
         // SAFETY: a box's pointer is never null.
         let range = unsafe { NonNull::new_unchecked(Box::into_raw(cell)) };
         // A cell begins with its range, and its tag says that there is more.
@@ -148,17 +148,17 @@ impl Buffers {
         }
     }
 
-    /// Takes the window, if the request had one, and `wanted` says yes to its tag.
-    pub(super) fn take_window(&mut self, wanted: impl FnOnce(u16) -> bool) -> Option<Box<Cell>> {
+    /// Takes the window, if the request had one, and `is_match` says yes to its tag.
+    pub(super) fn take_window(&mut self, is_match: impl FnOnce(u16) -> bool) -> Option<Box<InFlightWindow>> {
         let range = self.head?;
         // SAFETY: the list owns its ranges.
         let tag = unsafe { range.as_ref() }.tag;
-        if tag & WINDOW == 0 || !wanted(tag) {
+        if tag & WINDOW == 0 || !is_match(tag) {
             return None;
         }
         self.head = None;
         // SAFETY: the tag says that it was made by `of_window`, which gave up the box; it is no longer in the list.
-        Some(unsafe { Box::from_raw(range.cast::<Cell>().as_ptr()) })
+        Some(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) })
     }
 
     /// The first buffer as a word, if it is one: what an atomic operation gives back.
@@ -195,7 +195,7 @@ impl Drop for Buffers {
 /// The caller owns the list.
 #[cold]
 #[inline(never)]
-unsafe fn take_otherwise(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Option<RangePtr>) {
+unsafe fn take_linked(mut head: RangePtr, tag: u8) -> (Option<RangePtr>, Option<RangePtr>) {
     // SAFETY: owned by the list.
     let header = unsafe { head.as_mut() };
     if header.tag != u16::from(tag) | LINKED {
@@ -217,12 +217,12 @@ unsafe fn drop_list(head: RangePtr) {
         // SAFETY: owned by the list.
         if unsafe { range.as_ref() }.tag & WINDOW != 0 {
             // SAFETY: as in `take_window`. Nothing is linked to a window.
-            drop(unsafe { Box::from_raw(range.cast::<Cell>().as_ptr()) });
+            drop(unsafe { Box::from_raw(range.cast::<InFlightWindow>().as_ptr()) });
             return;
         }
         // SAFETY: owned by the list, allocated by `allocate`, freed once: the list goes on behind it.
         let header = unsafe { Box::from_raw(range.as_ptr()) };
-        next = header.following();
+        next = header.next_in_request();
     }
 }
 
@@ -234,7 +234,7 @@ impl core::fmt::Debug for Buffers {
             // SAFETY: the list owns its ranges.
             let header = unsafe { range.as_ref() };
             list.entry(&format_args!("{} bytes", header.sge.length));
-            next = header.following();
+            next = header.next_in_request();
         }
         list.finish()
     }

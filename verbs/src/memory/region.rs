@@ -61,9 +61,9 @@ pub(super) enum Backing {
     Owned(Memory),
     /// What keeps the memory alive, perhaps with others.
     #[expect(dead_code, reason = "it is kept, not used")]
-    Kept(Arc<dyn Any + Send + Sync>),
+    KeepAlive(Arc<dyn Any + Send + Sync>),
     /// Nothing: the kernel keeps it, or whoever registered it has promised to.
-    Elsewhere,
+    External,
     /// What has registered it, and deregisters it.
     #[expect(dead_code, reason = "it is kept, not used")]
     Lent(Arc<dyn Send + Sync>),
@@ -109,7 +109,7 @@ pub(crate) unsafe fn adopt_region<K: Kind>(
     lender: Lender,
 ) -> Result<Buffer<K>, MemoryError> {
     check_buffer(len)?;
-    let backing = lender.map_or(Backing::Elsewhere, Backing::Lent);
+    let backing = lender.map_or(Backing::External, Backing::Lent);
     // SAFETY: by contract.
     let region = unsafe { Region::adopt(pd, mr, start, len, access, backing) };
     Ok(Buffer::new(region, start, len))
@@ -234,7 +234,7 @@ impl Region {
     }
 
     /// Deregisters, and gives the memory back, which it owns.
-    pub(super) fn dissolve(self) -> Result<Memory, MemoryError> {
+    pub(super) fn into_memory(self) -> Result<Memory, MemoryError> {
         let mut this = ManuallyDrop::new(self);
         this.deregister().map_err(MemoryError::Deregister)?;
         // SAFETY: both are taken once, here, since Drop does not run; the device has let go of the memory.
@@ -244,7 +244,7 @@ impl Region {
         };
         match backing {
             Backing::Owned(memory) => Ok(memory),
-            Backing::Kept(_) | Backing::Elsewhere | Backing::Lent(_) => Ok(Memory::zeroed(0)),
+            Backing::KeepAlive(_) | Backing::External | Backing::Lent(_) => Ok(Memory::zeroed(0)),
         }
     }
 

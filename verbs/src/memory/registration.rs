@@ -110,7 +110,7 @@ impl<'a> Registration<'a> {
                 start,
                 len,
                 R::ACCESS | self.flags,
-                Backing::Kept(keeper),
+                Backing::KeepAlive(keeper),
             )?
         };
         Ok(Chunks::new(region, address, len, chunk))
@@ -142,7 +142,7 @@ impl<'a> Registration<'a> {
             fd,
             (offset, len, iova),
             self.flags,
-            Backing::Kept(keeper),
+            Backing::KeepAlive(keeper),
             rights,
         )?;
         Ok(Chunks::new(region, iova, len, chunk))
@@ -190,7 +190,7 @@ pub(crate) fn register_dmabuf<R: Rights>(
     rights: R,
 ) -> Result<Buffer<Opaque<R>>, MemoryError> {
     check_buffer(len)?;
-    let region = dmabuf_region(pd, fd, (offset, len, iova), 0, Backing::Elsewhere, rights)?;
+    let region = dmabuf_region(pd, fd, (offset, len, iova), 0, Backing::External, rights)?;
     Ok(Buffer::new(region, iova, len))
 }
 
@@ -261,6 +261,6 @@ pub(crate) fn register_device_memory<R: Rights>(
         return Err(failed(io::Error::last_os_error()));
     }
     // SAFETY: just made in this domain.
-    let region = unsafe { Region::adopt(pd, mr, 0, len, access, Backing::Kept(memory.keeper())) };
+    let region = unsafe { Region::adopt(pd, mr, 0, len, access, Backing::KeepAlive(memory.keeper())) };
     Ok(Buffer::new(region, 0, len))
 }

@@ -28,13 +28,13 @@ const REMOTE_BYTES: usize = 24;
 pub enum BadRemote {
     /// The key lacks a right.
     #[error(
-        "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.wanted)
+        "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.required)
     )]
     Rights {
         /// What it grants (`ibv_access_flags`).
         granted: u8,
         /// What was asked for (`ibv_access_flags`).
-        wanted: u8,
+        required: u8,
         /// The name of what was asked for.
         name: &'static str,
     },
@@ -87,7 +87,7 @@ impl<K: Key> Remote<K> {
     /// Its length in bytes.
     #[inline]
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "an empty one is of no use, and nothing asks")]
+    #[expect(clippy::len_without_is_empty, reason = "an empty one is of no use")]
     pub const fn len(&self) -> u64 {
         self.len
     }
@@ -143,11 +143,11 @@ impl<K: Key> Remote<K> {
         };
         let (addr, len) = (word(0), word(8));
         let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
-        let (granted, wanted) = (bytes[20], K::ACCESS as u8);
-        if granted & wanted != wanted {
+        let (granted, required) = (bytes[20], K::ACCESS as u8);
+        if granted & required != required {
             return Err(BadRemote::Rights {
                 granted,
-                wanted,
+                required,
                 name: K::NAME,
             });
         }

@@ -75,7 +75,7 @@ macro_rules! rights {
 }
 
 macro_rules! keys {
-    ($( $(#[$doc:meta])* $name:ident of $rights:ident = $access:expr, $( $grants:ident )*; )*) => { $(
+    ($( $(#[$doc:meta])* $name:ident: $rights:ident = $access:expr, $( $grants:ident )*; )*) => { $(
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
@@ -112,15 +112,15 @@ rights! {
 
 keys! {
     /// Grants RDMA READ.
-    Read of RemoteRead = READ, GrantsRead;
+    Read: RemoteRead = READ, GrantsRead;
     /// Grants RDMA WRITE.
-    Write of RemoteWrite = WRITE, GrantsWrite;
+    Write: RemoteWrite = WRITE, GrantsWrite;
     /// Grants RDMA READ and WRITE.
-    ReadWrite of RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
+    ReadWrite: RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
     /// Grants atomic operations.
-    Atomic of RemoteAtomic = ATOMIC, GrantsAtomic;
+    Atomic: RemoteAtomic = ATOMIC, GrantsAtomic;
     /// Grants RDMA READ, WRITE and atomic operations.
-    All of RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
+    All: RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
 }
 
 impl Sealed for Frozen {}

@@ -22,7 +22,7 @@ use crate::error::{MemoryError, check};
 use crate::pd::PdInner;
 use crate::sync::{self, Mutex, MutexGuard};
 use crate::types::RKey;
-use crate::wr::op::{Binding, Objection};
+use crate::wr::op::{BindError, Binding};
 
 mod sealed {
     pub trait Sealed {
@@ -57,9 +57,9 @@ impl WindowType for Type1 {}
 impl WindowType for Type2 {}
 
 /// In a cell's tag: it is on its way to be unbound.
-const RELEASE: u16 = 1 << 10;
+const UNBIND: u16 = 1 << 10;
 /// In a cell's tag: all but the rights.
-const WHAT: u16 = RELEASE | Type1::TAG;
+const REQUEST: u16 = UNBIND | Type1::TAG;
 /// In a cell's tag: the rights (`ibv_access_flags`).
 const ACCESS: u16 = 0xff;
 
@@ -125,7 +125,7 @@ unsafe impl Send for State {}
 
 /// A window in the slot of its request.
 #[repr(C)]
-pub(super) struct Cell {
+pub(super) struct InFlightWindow {
     /// First, so that the slot's pointer is a range's. Its region is that which the window is, or is to be, bound to.
     range: Range,
     inner: Arc<WindowInner>,
@@ -134,7 +134,7 @@ pub(super) struct Cell {
     rkey: u32,
 }
 
-impl Drop for Cell {
+impl Drop for InFlightWindow {
     /// Nobody has asked for it: it goes, before its region may.
     fn drop(&mut self) {
         self.inner.deallocate();
@@ -161,7 +161,7 @@ impl WindowInner {
 
     /// Has C's struct say what the key is now. The provider looks at it in the next call that binds the window: for type 2 it is ours to keep up (ibv_bind_mw(3)), for type 1
     /// it is this already.
-    fn keep_key(&self, rkey: u32) {
+    fn store_rkey(&self, rkey: u32) {
         let state = self.state();
         let mw = state.mw;
         if !mw.is_null() {
@@ -183,11 +183,11 @@ impl Drop for WindowInner {
 
 /// The windows that are tied to a queue pair. To be dropped before it is destroyed.
 #[derive(Default)]
-pub(crate) struct Ties {
+pub(crate) struct TiedWindows {
     windows: Vec<Weak<WindowInner>>,
 }
 
-impl Ties {
+impl TiedWindows {
     /// The queue pair is about to bind a window.
     pub(crate) fn tie(&mut self, window: &Arc<WindowInner>) {
         window.state().tied = true;
@@ -202,7 +202,7 @@ impl Ties {
     }
 }
 
-impl Drop for Ties {
+impl Drop for TiedWindows {
     fn drop(&mut self) {
         for window in self.windows.iter().filter_map(Weak::upgrade) {
             let tied = window.state().tied;
@@ -259,11 +259,11 @@ impl<T: WindowType> MemoryWindow<T> {
         let (addr, region) = (over.addr() + offset, Arc::clone(&over.header().region));
         let mw = self.inner.state().mw;
         let objection = if mw.is_null() {
-            Some(Objection::Gone)
+            Some(BindError::Gone)
         } else if !Arc::ptr_eq(&self.inner.pd, region.pd()) {
-            Some(Objection::Foreign)
+            Some(BindError::Foreign)
         } else if len == 0 {
-            Some(Objection::Empty)
+            Some(BindError::Empty)
         } else {
             None
         };
@@ -275,7 +275,7 @@ impl<T: WindowType> MemoryWindow<T> {
             length: len,
             mw_access_flags: K::ACCESS,
         };
-        let cell = Cell {
+        let cell = InFlightWindow {
             range: Range::of_window(region, T::TAG | K::ACCESS as u16),
             inner: Arc::clone(&self.inner),
             addr,
@@ -293,9 +293,9 @@ impl<T: WindowType> MemoryWindow<T> {
 
     /// The window of a request that has unbound it, or was refused binding it.
     pub(crate) fn take(buffers: &mut Buffers, unbound: bool) -> Option<Self> {
-        let what = if unbound { RELEASE | T::TAG } else { T::TAG };
-        let cell = buffers.take_window(|tag| tag & WHAT == what)?;
-        let (inner, region) = cell.dissolve();
+        let what = if unbound { UNBIND | T::TAG } else { T::TAG };
+        let cell = buffers.take_window(|tag| tag & REQUEST == what)?;
+        let (inner, region) = cell.into_parts();
         inner.untie();
         drop(region);
         Some(Self {
@@ -305,9 +305,9 @@ impl<T: WindowType> MemoryWindow<T> {
     }
 }
 
-impl Cell {
+impl InFlightWindow {
     /// Its window, which lives on, and the region.
-    fn dissolve(self) -> (Arc<WindowInner>, Arc<Region>) {
+    fn into_parts(self) -> (Arc<WindowInner>, Arc<Region>) {
         let cell = core::mem::ManuallyDrop::new(self);
         // SAFETY: each is taken once, as the cell is not dropped; the rest of it is plain data.
         unsafe {
@@ -337,7 +337,7 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
     }
 
     /// What unbinding it asks of the device, and what is to be kept meanwhile.
-    pub(crate) fn release(self) -> (Binding, Buffers) {
+    pub(crate) fn unbinding(self) -> (Binding, Buffers) {
         let mw = self.inner.state().mw;
         // By type 1: bound to none of the region's bytes.
         let info = sys::ibv_mw_bind_info {
@@ -350,12 +350,12 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
             mw,
             rkey: self.rkey,
             info,
-            objection: mw.is_null().then_some(Objection::Gone),
+            objection: mw.is_null().then_some(BindError::Gone),
         };
         let (addr, len, rkey) = (self.addr, self.len, self.rkey);
         let (inner, region) = self.into_parts();
-        let cell = Cell {
-            range: Range::of_window(region, RELEASE | T::TAG | K::ACCESS as u16),
+        let cell = InFlightWindow {
+            range: Range::of_window(region, UNBIND | T::TAG | K::ACCESS as u16),
             inner,
             addr,
             len,
@@ -378,11 +378,11 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
 
     /// The window of a request that has bound it, or was refused unbinding it.
     pub(crate) fn take(buffers: &mut Buffers, bound: bool) -> Option<Self> {
-        let what = if bound { T::TAG } else { RELEASE | T::TAG };
-        let cell = buffers.take_window(|tag| tag & (WHAT | ACCESS) == what | K::ACCESS as u16)?;
+        let what = if bound { T::TAG } else { UNBIND | T::TAG };
+        let cell = buffers.take_window(|tag| tag & (REQUEST | ACCESS) == what | K::ACCESS as u16)?;
         let (addr, len, rkey) = (cell.addr, cell.len, cell.rkey);
-        let (inner, region) = cell.dissolve();
-        inner.keep_key(rkey);
+        let (inner, region) = cell.into_parts();
+        inner.store_rkey(rkey);
         Some(Self {
             inner,
             region,

@@ -3,7 +3,7 @@
 use doorbell_verbs_sys as sys;
 
 use super::backend::Backend;
-use super::builder::{Made, QueuePairBuilder};
+use super::builder::{CreatedQp, QueuePairBuilder};
 use super::connected::QueuePair;
 use super::endpoint::Endpoint;
 use super::prepared::PreparedQueuePair;
@@ -47,11 +47,11 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
     ) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         if T::KIND == TransportKind::Uc {
             self.check_rights(T::KIND, sys::IBV_ACCESS_REMOTE_WRITE)
-                .inspect_err(|_| self.give_up(raw, &ownership))?;
+                .inspect_err(|_| self.destroy_unadopted(raw, &ownership))?;
         }
         // SAFETY: by contract.
-        let made = unsafe { self.take::<T>(raw, ownership) }?;
-        self.prepared(made)
+        let made = unsafe { self.adopt::<T>(raw, ownership) }?;
+        self.prepared_from(made)
     }
 
     /// Takes over a queue pair that is connected already, to `peer`, and in RTS.
@@ -68,9 +68,9 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         ownership: Ownership,
     ) -> Result<QueuePair<T, B>, QueuePairError> {
         // SAFETY: by contract.
-        let made = unsafe { self.take::<T>(raw, ownership) }?;
+        let made = unsafe { self.adopt::<T>(raw, ownership) }?;
         let mtu = self.settings.mtu.unwrap_or(made.port.active_mtu).min(peer.mtu);
-        let (send, recv) = self.sides(&made);
+        let (send, recv) = self.posters(&made);
         Ok(QueuePair::new(send, recv, made.object, Link { peer: *peer, mtu }))
     }
 
@@ -87,22 +87,27 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         ownership: Ownership,
     ) -> Result<QueuePair<Ud, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)
-            .inspect_err(|_| self.give_up(raw, &ownership))?;
+            .inspect_err(|_| self.destroy_unadopted(raw, &ownership))?;
         // SAFETY: by contract.
-        let made = unsafe { self.take::<Ud>(raw, ownership) }?;
-        self.readied(made)
+        let made = unsafe { self.adopt::<Ud>(raw, ownership) }?;
+        self.ready_from(made)
     }
 
     /// # Safety
     /// As of `prepared_from_raw`, but in any state.
-    unsafe fn take<T: Transport>(&self, raw: *mut sys::ibv_qp, ownership: Ownership) -> Result<Made, QueuePairError> {
+    unsafe fn adopt<T: Transport>(
+        &self,
+        raw: *mut sys::ibv_qp,
+        ownership: Ownership,
+    ) -> Result<CreatedQp, QueuePairError> {
         let lender = ownership.clone().lender();
         // SAFETY: by contract.
-        unsafe { self.make_of::<T>(Some((raw, lender))) }.inspect_err(|_| self.give_up(raw, &ownership))
+        unsafe { self.create_or_adopt::<T>(Some((raw, lender))) }
+            .inspect_err(|_| self.destroy_unadopted(raw, &ownership))
     }
 
     /// What becomes of a queue pair that was not taken over in the end.
-    fn give_up(&self, raw: *mut sys::ibv_qp, ownership: &Ownership) {
+    fn destroy_unadopted(&self, raw: *mut sys::ibv_qp, ownership: &Ownership) {
         if let Ownership::Lent(_) = ownership {
             return;
         }

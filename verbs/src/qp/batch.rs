@@ -8,9 +8,9 @@ use core::ptr::null_mut as null;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Backend, Form, Line, PostList, Receives};
-use super::refused::{Reason, Refused};
-use super::staging::{Poster, Staging, push};
+use super::backend::{Backend, PostList, Receives, WorkQueue, WqeSlot};
+use super::post_error::{Reason, Refused};
+use super::poster::{Poster, Staging, push};
 use super::transport::{Connected, Connectionless, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{
@@ -46,12 +46,12 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     }
 
     #[inline(always)]
-    fn stage<O: Operation, P: Payload>(&mut self, op: O, room: u64, payload: P) -> Request<'_, O, P, B> {
+    fn stage<O: Operation, P: Payload>(&mut self, op: O, max_len: u64, payload: P) -> Request<'_, O, P, B> {
         Request {
             poster: self.staging.poster,
             next: &mut self.staging.next,
             op,
-            room,
+            room: max_len,
             payload: ManuallyDrop::new(payload),
             flags: 0,
         }
@@ -67,11 +67,11 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     payload: P,
 ) -> Result<(), Refused> {
     if !payload.is_single(poster.limits)
-        || op.refuses(payload.bytes(), room)
-        || !B::can(poster.qp(), &op)
-        || !poster.take_turn()
+        || op.rejects(payload.bytes(), room)
+        || !B::supports(poster.qp(), &op)
+        || !poster.try_take_slot()
     {
-        return post_one_with_care(poster, op, room, payload);
+        return post_one_slow_path(poster, op, room, payload);
     }
     // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
     // payload for longer than this call.
@@ -81,18 +81,18 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
 /// Posts one request that cannot simply be posted, or refuses it.
 #[cold]
 #[inline(never)]
-fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
+fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
     op: O,
     room: u64,
     payload: P,
 ) -> Result<(), Refused> {
-    if !op.refuses(payload.bytes(), room) && payload.admits(poster.limits) && B::can(poster.qp(), &op) {
+    if !op.rejects(payload.bytes(), room) && payload.fits(poster.limits) && B::supports(poster.qp(), &op) {
         // One that is single has not got its turn; another has not asked for it.
-        let flags = if !payload.is_single(poster.limits) && poster.take_turn() {
+        let flags = if !payload.is_single(poster.limits) && poster.try_take_slot() {
             Some(0)
         } else {
-            poster.make_room(0)
+            poster.take_slot_at_checkpoint(0)
         };
         if let Some(flags) = flags {
             // SAFETY: as in `post_one`; the limits were kept to.
@@ -101,47 +101,47 @@ fn post_one_with_care<B: Backend, O: Operation, P: Payload>(
             };
         }
     }
-    let reason = objection(poster, op, room, &payload);
-    Err(poster.refuse_one(reason, payload.into_buffers()))
+    let reason = reject_reason(poster, op, room, &payload);
+    Err(poster.reject_one(reason, payload.into_buffers()))
 }
 
 /// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
-fn objection<B: Backend, O: Operation, P: Payload>(
+fn reject_reason<B: Backend, O: Operation, P: Payload>(
     poster: &Poster<B>,
     op: O,
     room: u64,
     payload: &P,
 ) -> Option<Reason> {
-    if !B::can(poster.qp(), &op) {
+    if !B::supports(poster.qp(), &op) {
         return Some(Reason::Unsupported);
     }
-    op.objection(payload.bytes(), room)
-        .or_else(|| payload.check(poster.limits))
+    op.reject_reason(payload.bytes(), room)
+        .or_else(|| payload.reject_reason(poster.limits))
 }
 
 /// Stages a request at `next`, or keeps its buffers with the refusal.
 #[inline(always)]
 fn stage<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    next: &mut *mut Form<B::Request>,
+    next: &mut *mut WqeSlot<B::Wr>,
     op: O,
     room: u64,
     payload: P,
     flags: c_uint,
 ) {
-    if op.refuses(payload.bytes(), room) || !payload.admits(poster.limits) || !B::can(poster.qp(), &op) {
-        *next = refuse(poster, op, room, payload);
+    if op.rejects(payload.bytes(), room) || !payload.fits(poster.limits) || !B::supports(poster.qp(), &op) {
+        *next = reject(poster, op, room, payload);
         return;
     }
-    if !poster.take_turn() {
-        *next = stage_out_of_turn(poster, *next, op, room, payload, flags);
+    if !poster.try_take_slot() {
+        *next = stage_at_checkpoint(poster, *next, op, room, payload, flags);
         return;
     }
     if flags & sys::IBV_SEND_SIGNALED != 0 {
-        poster.signalled();
+        poster.note_signaled();
     }
     // SAFETY: it has its turn, and the limits were kept to.
-    unsafe { stage_in_turn(poster, next, op, payload, flags) }
+    unsafe { stage_in_slot(poster, next, op, payload, flags) }
 }
 
 /// Stages a request at `next`.
@@ -149,9 +149,9 @@ fn stage<B: Backend, O: Operation, P: Payload>(
 /// # Safety
 /// It has its turn, and the payload keeps to the queue pair's limits, which takes this operation.
 #[inline(always)]
-unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
+unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    next: &mut *mut Form<B::Request>,
+    next: &mut *mut WqeSlot<B::Wr>,
     op: O,
     payload: P,
     flags: c_uint,
@@ -160,7 +160,7 @@ unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
     // chose it.
     unsafe {
         push(poster, next, payload, |qp, form, payload| {
-            B::write(qp, form, (*form).following, &op, payload, flags)
+            B::write(qp, form, (*form).next_slot, &op, payload, flags)
         });
     }
 }
@@ -169,19 +169,19 @@ unsafe fn stage_in_turn<B: Backend, O: Operation, P: Payload>(
 /// of it in memory.
 #[cold]
 #[inline(never)]
-extern "C" fn stage_out_of_turn<B: Backend, O: Operation, P: Payload>(
+extern "C" fn stage_at_checkpoint<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
-    mut next: *mut Form<B::Request>,
+    mut next: *mut WqeSlot<B::Wr>,
     op: O,
     room: u64,
     payload: P,
     flags: c_uint,
-) -> *mut Form<B::Request> {
-    let Some(flags) = poster.make_room(flags) else {
-        return refuse(poster, op, room, payload);
+) -> *mut WqeSlot<B::Wr> {
+    let Some(flags) = poster.take_slot_at_checkpoint(flags) else {
+        return reject(poster, op, room, payload);
     };
     // SAFETY: it has its turn, and the limits were kept to.
-    unsafe { stage_in_turn(poster, &mut next, op, payload, flags) };
+    unsafe { stage_in_slot(poster, &mut next, op, payload, flags) };
     next
 }
 
@@ -189,14 +189,14 @@ extern "C" fn stage_out_of_turn<B: Backend, O: Operation, P: Payload>(
 /// either.
 #[cold]
 #[inline(never)]
-extern "C" fn refuse<B: Backend, O: Operation, P: Payload>(
+extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
     op: O,
     room: u64,
     payload: P,
-) -> *mut Form<B::Request> {
-    let reason = objection(poster, op, room, &payload);
-    poster.refuse_next(reason, payload.into_buffers());
+) -> *mut WqeSlot<B::Wr> {
+    let reason = reject_reason(poster, op, room, &payload);
+    poster.reject_next(reason, payload.into_buffers());
     poster.first()
 }
 
@@ -242,7 +242,7 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
 
     #[inline(always)]
     fn destination(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
-        self.staging.poster.datagrams.to(ah, qpn, qkey)
+        self.staging.poster.ud.send_to(ah, qpn, qkey)
     }
 }
 
@@ -310,13 +310,13 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
         _grants: K,
     ) -> Request<'_, op::Bind, Window, B> {
         let (binding, inner, on_its_way) = window.binding::<K>(over, range);
-        self.staging.poster.ties.tie(&inner);
+        self.staging.poster.tied_windows.tie(&inner);
         self.stage(op::Bind(binding), UNBOUNDED, Window::new(on_its_way))
     }
 
     /// Takes a window's key away (local invalidate). From its completion on the peer can do nothing by it.
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
-        let (binding, on_its_way) = window.release();
+        let (binding, on_its_way) = window.unbinding();
         self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(on_its_way))
     }
 }
@@ -391,7 +391,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
 /// statement; one that is leaked instead is not posted.
 pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
-    next: &'b mut *mut Form<B::Request>,
+    next: &'b mut *mut WqeSlot<B::Wr>,
     op: O,
     /// How many bytes the message may have.
     room: u64,
@@ -491,8 +491,8 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), Refused> {
         let payload = One::new(buffer);
-        if payload.bytes() < T::HEADROOM || !poster.take_turn() {
-            return receive_one_with_care(poster, payload, T::HEADROOM);
+        if payload.bytes() < T::HEADROOM || !poster.try_take_slot() {
+            return receive_one_slow_path(poster, payload, T::HEADROOM);
         }
         // SAFETY: there is room. A receive has nothing but its list, here of one element.
         unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
@@ -513,18 +513,18 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     #[inline(always)]
     fn stage<P: Payload>(&mut self, payload: P) {
         let Staging { poster, next } = &mut self.staging;
-        if !payload.admits(poster.limits) || payload.bytes() < T::HEADROOM {
-            *next = refuse_receive(poster, payload, T::HEADROOM);
+        if !payload.fits(poster.limits) || payload.bytes() < T::HEADROOM {
+            *next = reject_receive(poster, payload, T::HEADROOM);
             return;
         }
-        if !poster.take_turn() {
-            *next = receive_out_of_turn(poster, *next, payload);
+        if !poster.try_take_slot() {
+            *next = receive_at_checkpoint(poster, *next, payload);
             return;
         }
         // SAFETY: it has its turn, and the limits were kept to. A receive has nothing but its list.
         unsafe {
             push(poster, next, payload, |_, form, payload| {
-                Receives::write(form, (*form).following, payload)
+                Receives::write(form, (*form).next_slot, payload)
             });
         }
     }
@@ -533,10 +533,10 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 /// As [`post_one_with_care`].
 #[cold]
 #[inline(never)]
-fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
-    let objection = objection_to_receive(headroom, &payload, poster.limits);
-    if objection.is_some() || poster.make_room(0).is_none() {
-        return Err(poster.refuse_one(objection, payload.into_buffers()));
+fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
+    let objection = receive_reject_reason(headroom, &payload, poster.limits);
+    if objection.is_some() || poster.take_slot_at_checkpoint(0).is_none() {
+        return Err(poster.reject_one(objection, payload.into_buffers()));
     }
     // SAFETY: as in `ReceiveBatch::post_one`.
     unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
@@ -545,18 +545,18 @@ fn receive_one_with_care(poster: &mut Poster<Receives>, payload: impl Payload, h
 /// As [`stage_out_of_turn`].
 #[cold]
 #[inline(never)]
-extern "C" fn receive_out_of_turn<P: Payload>(
+extern "C" fn receive_at_checkpoint<P: Payload>(
     poster: &mut Poster<Receives>,
-    mut next: *mut Form<<Receives as Line>::Request>,
+    mut next: *mut WqeSlot<<Receives as WorkQueue>::Wr>,
     payload: P,
-) -> *mut Form<<Receives as Line>::Request> {
-    if poster.make_room(0).is_none() {
-        return refuse_receive(poster, payload, 0);
+) -> *mut WqeSlot<<Receives as WorkQueue>::Wr> {
+    if poster.take_slot_at_checkpoint(0).is_none() {
+        return reject_receive(poster, payload, 0);
     }
     // SAFETY: as in `ReceiveBatch::stage`.
     unsafe {
         push(poster, &mut next, payload, |_, form, payload| {
-            Receives::write(form, (*form).following, payload)
+            Receives::write(form, (*form).next_slot, payload)
         });
     }
     next
@@ -565,21 +565,21 @@ extern "C" fn receive_out_of_turn<P: Payload>(
 /// As [`refuse`].
 #[cold]
 #[inline(never)]
-extern "C" fn refuse_receive<P: Payload>(
+extern "C" fn reject_receive<P: Payload>(
     poster: &mut Poster<Receives>,
     payload: P,
     headroom: u64,
-) -> *mut Form<<Receives as Line>::Request> {
-    let reason = objection_to_receive(headroom, &payload, poster.limits);
-    poster.refuse_next(reason, payload.into_buffers());
+) -> *mut WqeSlot<<Receives as WorkQueue>::Wr> {
+    let reason = receive_reject_reason(headroom, &payload, poster.limits);
+    poster.reject_next(reason, payload.into_buffers());
     poster.first()
 }
 
 /// What is wrong with a receive that must have `headroom` for the header in front of a message; `None` if nothing is.
-fn objection_to_receive(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
+fn receive_reject_reason(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
     let len = payload.bytes();
     let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });
-    payload.check(limits).or(short)
+    payload.reject_reason(limits).or(short)
 }
 
 impl<T: Transport, B: Backend> core::fmt::Debug for Batch<'_, '_, T, B> {

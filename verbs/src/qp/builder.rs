@@ -10,12 +10,12 @@ use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
 use super::backend::{Backend, PostList, Receives, WorkRequests};
-use super::connected::{Datagrams, QueuePair};
+use super::connected::{QueuePair, UdLimits};
 use super::endpoint::UdEndpoint;
-use super::object::{QpObject, no_attributes};
+use super::object::{QpObject, zeroed_attr};
+use super::poster::{Poster, SignalPolicy};
 use super::prepared::PreparedQueuePair;
 use super::ring::Queue;
-use super::staging::{Poster, Signalling};
 use super::transport::{Connected, Connectionless, Rc, Transport, TransportKind, Uc, Ud};
 use crate::ah::{MAX_FLOW_LABEL, Route};
 use crate::cq::{Attachment, CompletionQueue, CqInner, CqKind};
@@ -103,7 +103,7 @@ impl Settings {
 }
 
 /// A queue pair just made, in RESET.
-pub(super) struct Made {
+pub(super) struct CreatedQp {
     pub(super) object: QpObject,
     pub(super) port: PortAttr,
     pub(super) gid: Option<GidEntry>,
@@ -345,17 +345,17 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// # Errors
     /// As for [`rc`](Self::rc), and when anything is allowed to peers: UD has SEND alone.
     pub fn ud(self) -> Result<QueuePair<Ud, B>, QueuePairError> {
-        self.ready()
+        self.create_ready()
     }
 
-    pub(crate) fn ready<T: Connectionless>(self) -> Result<QueuePair<T, B>, QueuePairError> {
+    pub(crate) fn create_ready<T: Connectionless>(self) -> Result<QueuePair<T, B>, QueuePairError> {
         self.check_rights(TransportKind::Ud, 0)?;
-        let made = self.make::<T>()?;
-        self.readied(made)
+        let made = self.create::<T>()?;
+        self.ready_from(made)
     }
 
     /// Of a queue pair in RESET.
-    pub(super) fn readied<T: Connectionless>(self, made: Made) -> Result<QueuePair<T, B>, QueuePairError> {
+    pub(super) fn ready_from<T: Connectionless>(self, made: CreatedQp) -> Result<QueuePair<T, B>, QueuePairError> {
         self.to_init::<T>(&made.object)?;
         self.to_ready(&made.object)?;
         let mtu = self.settings.mtu.unwrap_or(made.port.active_mtu);
@@ -366,13 +366,13 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             qkey: self.settings.qkey,
             mtu,
         };
-        let (mut send, recv) = self.sides(&made);
-        send.datagrams = Datagrams {
+        let (mut send, recv) = self.posters(&made);
+        send.ud = UdLimits {
             pd: Arc::as_ptr(self.pd.inner()).addr(),
             port: self.settings.port,
             max_len: mtu.bytes(),
         };
-        made.object.recv().ring().expect_datagrams();
+        made.object.recv().ring().set_datagrams();
         self.pd.inner().handles.enlist(made.object.send().ring());
         Ok(QueuePair::new(send, recv, made.object, endpoint))
     }
@@ -383,12 +383,15 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     pub(crate) fn prepare<T: Connected>(self) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
-        let made = self.make::<T>()?;
-        self.prepared(made)
+        let made = self.create::<T>()?;
+        self.prepared_from(made)
     }
 
     /// Of a queue pair in RESET.
-    pub(super) fn prepared<T: Connected>(self, made: Made) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
+    pub(super) fn prepared_from<T: Connected>(
+        self,
+        made: CreatedQp,
+    ) -> Result<PreparedQueuePair<T, B>, QueuePairError> {
         self.to_init::<T>(&made.object)?;
         let rd_atomic = if T::KIND == TransportKind::Rc {
             self.granted_rd_atomic()
@@ -396,24 +399,24 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             0
         };
         let psn = self.settings.psn.unwrap_or_else(random_psn);
-        let (send, recv) = self.sides(&made);
+        let (send, recv) = self.posters(&made);
         Ok(PreparedQueuePair::new(made, send, recv, self.settings, rd_atomic, psn))
     }
 
     /// Makes the queue pair, in RESET.
-    fn make<T: Transport>(&self) -> Result<Made, QueuePairError> {
+    fn create<T: Transport>(&self) -> Result<CreatedQp, QueuePairError> {
         // SAFETY: none is given.
-        unsafe { self.make_of::<T>(None) }
+        unsafe { self.create_or_adopt::<T>(None) }
     }
 
     /// Makes the queue pair, or takes over the one `given`.
     ///
     /// # Safety
     /// As of [`prepared_from_raw`](QueuePairBuilder::prepared_from_raw), but in any state, if one is given. It is not taken over when this fails.
-    pub(super) unsafe fn make_of<T: Transport>(
+    pub(super) unsafe fn create_or_adopt<T: Transport>(
         &self,
         given: Option<(*mut sys::ibv_qp, Lender)>,
-    ) -> Result<Made, QueuePairError> {
+    ) -> Result<CreatedQp, QueuePairError> {
         self.check_limits()?;
         let context = self.pd.context();
         let port = context.port(self.settings.port)?;
@@ -429,7 +432,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
         let send = self.attach("send", self.send_cq, self.send_depth, Queue::Send)?;
         let mut recv = self.attach("receive", self.recv_cq, self.recv_depth, Queue::Receive)?;
-        let srq = self.share(&mut recv)?;
+        let srq = self.attach_srq(&mut recv)?;
         let mut init = sys::ibv_qp_init_attr {
             qp_context: core::ptr::null_mut(),
             send_cq: send.cq().raw(),
@@ -453,7 +456,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         };
         // SAFETY: just made, with these; or given, which is as good by contract.
         let object = unsafe { QpObject::new(raw, T::KIND, pd.clone(), send, recv, lender) };
-        Ok(Made {
+        Ok(CreatedQp {
             object,
             port,
             gid,
@@ -463,7 +466,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     /// What posts to the two queues of the queue pair just made.
-    pub(super) fn sides(&self, made: &Made) -> (Poster<B>, Poster<Receives>) {
+    pub(super) fn posters(&self, made: &CreatedQp) -> (Poster<B>, Poster<Receives>) {
         let (raw, send, recv) = (made.object.raw(), made.object.send(), made.object.recv());
         let to_send = Limits {
             max_inline: made.max_inline,
@@ -474,16 +477,16 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             max_sge: self.max_recv_sge,
         };
         let signalling = if self.signal_all {
-            Signalling::Never
+            SignalPolicy::None
         } else {
-            Signalling::EveryHalf
+            SignalPolicy::EveryHalfQueue
         };
         // SAFETY: the queue pair lives as long as the object, which goes after the posters in PreparedQueuePair and in QueuePair; each ring is fresh, and this is
         // called once.
         unsafe {
             (
                 Poster::new(raw, send.ring().clone(), send.key(), to_send, signalling),
-                Poster::new(raw, recv.ring().clone(), recv.key(), to_receive, Signalling::Never),
+                Poster::new(raw, recv.ring().clone(), recv.key(), to_receive, SignalPolicy::None),
             )
         }
     }
@@ -527,12 +530,12 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             ("service_level", self.settings.service_level.into(), 15),
             ("flow_label", self.settings.flow_label, MAX_FLOW_LABEL),
         ];
-        for (what, asked, max) in limits {
-            if asked > max {
+        for (what, requested, max) in limits {
+            if requested > max {
                 return Err(QueuePairError::Limit {
                     device: self.pd.context().name().to_owned(),
                     what,
-                    asked,
+                    requested,
                     max,
                 });
             }
@@ -542,10 +545,10 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     fn check_mtu(&self, port: &PortAttr) -> Result<(), QueuePairError> {
         match self.settings.mtu {
-            Some(asked) if asked > port.active_mtu => Err(QueuePairError::Mtu {
+            Some(requested) if requested > port.active_mtu => Err(QueuePairError::Mtu {
                 device: self.pd.context().name().to_owned(),
                 port: self.settings.port,
-                asked,
+                requested,
                 active: port.active_mtu,
             }),
             _ => Ok(()),
@@ -571,7 +574,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     /// Has the receives come from the shared receive queue, if there is one, and gives that.
-    fn share(&self, recv: &mut Attachment) -> Result<*mut sys::ibv_srq, QueuePairError> {
+    fn attach_srq(&self, recv: &mut Attachment) -> Result<*mut sys::ibv_srq, QueuePairError> {
         let Some(srq) = self.srq.map(SharedReceiveHandle::inner) else {
             return Ok(core::ptr::null_mut());
         };
@@ -589,7 +592,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     fn to_init<T: Transport>(&self, object: &QpObject) -> Result<(), QueuePairError> {
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.pkey_index = self.settings.pkey_index;
         attr.port_num = self.settings.port;
         attr.qp_access_flags = self.access;
@@ -599,7 +602,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             TransportKind::Ud => sys::IBV_QP_QKEY,
         };
         let mask = sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | own;
-        object.modify((QpState::Reset, QpState::Init), attr, mask, |error| {
+        object.transition((QpState::Reset, QpState::Init), attr, mask, |error| {
             self.init_notes(T::KIND, error)
         })
     }
@@ -623,10 +626,10 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// A UD queue pair from INIT to RTS.
     fn to_ready(&self, object: &QpObject) -> Result<(), QueuePairError> {
-        object.modify((QpState::Init, QpState::Rtr), no_attributes(), 0, |_| Vec::new())?;
-        let mut attr = no_attributes();
+        object.transition((QpState::Init, QpState::Rtr), zeroed_attr(), 0, |_| Vec::new())?;
+        let mut attr = zeroed_attr();
         attr.sq_psn = self.settings.psn.unwrap_or_else(random_psn).get();
-        object.modify((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new())
+        object.transition((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new())
     }
 
     fn granted_rd_atomic(&self) -> u8 {

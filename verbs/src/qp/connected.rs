@@ -6,8 +6,8 @@ use super::backend::{Backend, PostList, Receives};
 use super::batch::{Batch, ReceiveBatch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
-use super::refused::Refused;
-use super::staging::Poster;
+use super::post_error::Refused;
+use super::poster::Poster;
 use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};
@@ -17,7 +17,7 @@ use crate::wr::payload::{Inline, One};
 
 /// What a UD queue pair asks of a datagram and its address handle; all zero for others.
 #[derive(Default)]
-pub(super) struct Datagrams {
+pub(super) struct UdLimits {
     /// The address of the protection domain, to compare.
     pub(super) pd: usize,
     pub(super) port: u8,
@@ -25,10 +25,10 @@ pub(super) struct Datagrams {
     pub(super) max_len: u32,
 }
 
-impl Datagrams {
+impl UdLimits {
     /// The operation that sends to `ah`, and the room for its message; one that is refused, if the handle is not the queue pair's to use.
     #[inline(always)]
-    pub(super) fn to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
+    pub(super) fn send_to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
         let raw = if ah.serves(self.pd, self.port) {
             ah.raw()
         } else {
@@ -149,7 +149,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
     #[inline(always)]
     pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
-        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
         post_one(&mut self.send, op, room, One::new(buffer))
     }
 
@@ -159,7 +159,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// As for [`send_to`](Self::send_to).
     #[inline(always)]
     pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
-        let (op, room) = self.send.datagrams.to(ah, qpn, qkey);
+        let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
         post_one(&mut self.send, op, room, Inline::new(bytes))
     }
 
@@ -172,7 +172,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// The longest message that it sends, in bytes: one packet. What it sends to may take less.
     #[must_use]
     pub fn max_datagram(&self) -> u32 {
-        self.send.datagrams.max_len
+        self.send.ud.max_len
     }
 }
 

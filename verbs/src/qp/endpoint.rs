@@ -31,25 +31,25 @@ const ENDPOINT_BYTES: usize = 32;
 const VERSION: u8 = 1;
 
 /// What both kinds of endpoint have in common as bytes.
-struct Form {
+struct WireEndpoint {
     /// Kind and MTU.
-    second: u8,
+    kind_and_mtu: u8,
     lid: Lid,
     qpn: Qpn,
     /// PSN, or queue key.
-    number: u32,
+    psn_or_qkey: u32,
     rd_atomic: u8,
     gid: Gid,
 }
 
-impl Form {
+impl WireEndpoint {
     fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let mut bytes = [0; ENDPOINT_BYTES];
         bytes[0] = VERSION;
-        bytes[1] = self.second;
+        bytes[1] = self.kind_and_mtu;
         bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.qpn.get().to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.number.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.psn_or_qkey.to_be_bytes());
         bytes[12] = self.rd_atomic;
         bytes[16..].copy_from_slice(&self.gid.0);
         bytes
@@ -65,10 +65,10 @@ impl Form {
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..]);
         Ok(Self {
-            second: bytes[1],
+            kind_and_mtu: bytes[1],
             lid: Lid(u16::from_be_bytes([bytes[2], bytes[3]])),
             qpn: Qpn::new(number(4)).ok_or(BadEndpoint("its queue pair number has more than 24 bits"))?,
-            number: number(8),
+            psn_or_qkey: number(8),
             rd_atomic: bytes[12],
             gid: Gid(gid),
         })
@@ -92,11 +92,11 @@ impl Endpoint {
             rd_atomic,
         } = *self;
         let (second, number) = (mtu as u8, psn.get());
-        Form {
-            second,
+        WireEndpoint {
+            kind_and_mtu: second,
             lid,
             qpn,
-            number,
+            psn_or_qkey: number,
             rd_atomic,
             gid,
         }
@@ -108,13 +108,13 @@ impl Endpoint {
     /// # Errors
     /// When the version is another, or a number is out of its range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        let form = Form::from_bytes(bytes)?;
+        let form = WireEndpoint::from_bytes(bytes)?;
         Ok(Self {
             gid: form.gid,
             lid: form.lid,
             qpn: form.qpn,
-            psn: Psn::new(form.number).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
-            mtu: mtu_of(form.second)?,
+            psn: Psn::new(form.psn_or_qkey).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
+            mtu: mtu_of(form.kind_and_mtu)?,
             rd_atomic: form.rd_atomic,
         })
     }
@@ -149,11 +149,11 @@ impl UdEndpoint {
             qkey,
             mtu,
         } = *self;
-        Form {
-            second: DATAGRAM | mtu as u8,
+        WireEndpoint {
+            kind_and_mtu: DATAGRAM | mtu as u8,
             lid,
             qpn,
-            number: qkey.0,
+            psn_or_qkey: qkey.0,
             rd_atomic: 0,
             gid,
         }
@@ -165,8 +165,8 @@ impl UdEndpoint {
     /// # Errors
     /// When the version is another, it is a connection's [`Endpoint`], or a number is out of its range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        let form = Form::from_bytes(bytes)?;
-        if form.second & DATAGRAM == 0 {
+        let form = WireEndpoint::from_bytes(bytes)?;
+        if form.kind_and_mtu & DATAGRAM == 0 {
             return Err(BadEndpoint(
                 "it is a connection's, and the queue pair here sends datagrams",
             ));
@@ -175,8 +175,8 @@ impl UdEndpoint {
             gid: form.gid,
             lid: form.lid,
             qpn: form.qpn,
-            qkey: QKey(form.number),
-            mtu: mtu_of(form.second & !DATAGRAM)?,
+            qkey: QKey(form.psn_or_qkey),
+            mtu: mtu_of(form.kind_and_mtu & !DATAGRAM)?,
         })
     }
 }

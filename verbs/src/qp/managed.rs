@@ -6,7 +6,7 @@ use super::attributes::QpState;
 use super::backend::Backend;
 use super::connected::QueuePair;
 use super::endpoint::Endpoint;
-use super::object::no_attributes;
+use super::object::zeroed_attr;
 use super::prepared::PreparedQueuePair;
 use super::transport::{Link, Reliable};
 use crate::error::QueuePairError;
@@ -53,10 +53,10 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             return Ok(());
         }
         self.settings.pkey_index = pkey_index;
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.pkey_index = pkey_index;
         self.object
-            .modify((QpState::Init, QpState::Init), attr, sys::IBV_QP_PKEY_INDEX, |_| {
+            .transition((QpState::Init, QpState::Init), attr, sys::IBV_QP_PKEY_INDEX, |_| {
                 vec![format!("P_Key index {pkey_index} must exist")]
             })
     }
@@ -77,7 +77,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             | sys::IBV_QP_RQ_PSN
             | sys::IBV_QP_MAX_DEST_RD_ATOMIC
             | sys::IBV_QP_MIN_RNR_TIMER;
-        self.object.modify((QpState::Init, QpState::Rtr), rtr, mask, |_| {
+        self.object.transition((QpState::Init, QpState::Rtr), rtr, mask, |_| {
             vec!["the connection manager's path is no longer there".to_owned()]
         })?;
         rts.max_rd_atomic = rts.max_rd_atomic.min(offer.initiator_depth);
@@ -88,7 +88,7 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
         self.object
-            .modify((QpState::Rtr, QpState::Rts), rts, mask, |_| Vec::new())?;
+            .transition((QpState::Rtr, QpState::Rts), rts, mask, |_| Vec::new())?;
         let mtu = Mtu::from_code(rtr.path_mtu).unwrap_or(Mtu::B256);
         let peer = Endpoint {
             gid: Gid::from_sys(&rtr.ah_attr.grh.dgid),

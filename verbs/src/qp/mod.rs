@@ -19,16 +19,16 @@ mod backend;
 mod batch;
 mod best;
 mod builder;
-mod change;
 mod connected;
 mod endpoint;
 pub(crate) mod managed;
+mod modify;
 mod object;
+mod post_error;
+mod poster;
 mod prepared;
 mod query;
-mod refused;
 mod ring;
-mod staging;
 mod transport;
 mod windows;
 
@@ -36,15 +36,15 @@ pub use attributes::{Explanation, QpState};
 pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
 pub use batch::{Batch, ReceiveBatch, Request};
 pub use builder::QueuePairBuilder;
-pub use change::Change;
 pub use connected::QueuePair;
 pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
+pub use modify::Change;
 pub(crate) use object::QpObject;
+pub use post_error::{Reason, Refused, RefusedBatch, RefusedBy};
 pub use prepared::PreparedQueuePair;
 pub use query::{
     Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
 };
-pub use refused::{Reason, Refused, RefusedBatch, RefusedBy};
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
 pub use transport::{

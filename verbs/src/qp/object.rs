@@ -42,8 +42,8 @@ impl QpObject {
     ) -> Self {
         // SAFETY: live by contract.
         let qpn = Qpn::truncated(unsafe { (*raw).qp_num });
-        send.ring().belong_to(qpn);
-        recv.ring().belong_to(qpn);
+        send.ring().set_qpn(qpn);
+        recv.ring().set_qpn(qpn);
         Self {
             raw,
             qpn,
@@ -82,19 +82,22 @@ impl QpObject {
 
     /// The state it is in.
     pub(crate) fn state(&self) -> Result<QpState, QueuePairError> {
-        let (attr, _) = self.ask(sys::IBV_QP_STATE)?;
+        let (attr, _) = self.query_qp(sys::IBV_QP_STATE)?;
         Ok(QpState::from_sys(attr.qp_state))
     }
 
     /// All that the device says of it.
     pub(crate) fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
-        let (attr, init) = self.ask(ALL)?;
+        let (attr, init) = self.query_qp(ALL)?;
         Ok(QueuePairAttr::from_sys(self.qpn, self.transport, &attr, &init))
     }
 
     /// ibv_query_qp(3).
-    fn ask(&self, mask: sys::ibv_qp_attr_mask) -> Result<(sys::ibv_qp_attr, sys::ibv_qp_init_attr), QueuePairError> {
-        let mut attr = no_attributes();
+    fn query_qp(
+        &self,
+        mask: sys::ibv_qp_attr_mask,
+    ) -> Result<(sys::ibv_qp_attr, sys::ibv_qp_init_attr), QueuePairError> {
+        let mut attr = zeroed_attr();
         // SAFETY: all-zero is a valid value of this struct of integers and nullable pointers.
         let mut init: sys::ibv_qp_init_attr = unsafe { core::mem::zeroed() };
         // SAFETY: the queue pair is live and both may be written.
@@ -107,7 +110,7 @@ impl QpObject {
     }
 
     /// Moves it from `from` to `to` with the attributes of `mask` (ibv_modify_qp(3)). A refusal is explained by the table, and by `notes` from the errno.
-    pub(crate) fn modify(
+    pub(crate) fn transition(
         &self,
         (from, to): (QpState, QpState),
         mut attr: sys::ibv_qp_attr,
@@ -116,33 +119,33 @@ impl QpObject {
     ) -> Result<(), QueuePairError> {
         let mask = mask | sys::IBV_QP_STATE;
         attr.qp_state = to.to_sys();
-        self.tell(attr, mask).map_err(|error| {
+        self.modify_qp(attr, mask).map_err(|error| {
             let object = format!("{}, {from} to {to}", self.name());
-            self.refused(object, (self.state().unwrap_or(from), to), mask, error, notes)
+            self.modify_error(object, (self.state().unwrap_or(from), to), mask, error, notes)
         })
     }
 
     /// Changes the attributes of `mask`, in the state that it is in. A refusal is explained as by [`modify`](Self::modify).
-    pub(crate) fn change(
+    pub(crate) fn modify(
         &self,
         attr: sys::ibv_qp_attr,
         mask: sys::ibv_qp_attr_mask,
         notes: impl FnOnce(&std::io::Error) -> Vec<String>,
     ) -> Result<(), QueuePairError> {
-        self.tell(attr, mask).map_err(|error| {
+        self.modify_qp(attr, mask).map_err(|error| {
             let state = self.state().unwrap_or(QpState::Rts);
             let object = format!("{}, in {state}", self.name());
-            self.refused(object, (state, state), mask, error, notes)
+            self.modify_error(object, (state, state), mask, error, notes)
         })
     }
 
     /// ibv_modify_qp(3).
-    fn tell(&self, mut attr: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> Result<(), std::io::Error> {
+    fn modify_qp(&self, mut attr: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> Result<(), std::io::Error> {
         // SAFETY: the queue pair is live.
         check(unsafe { (self.pd.context.api.modify_qp)(self.raw, &mut attr, mask.cast_signed()) })
     }
 
-    fn refused(
+    fn modify_error(
         &self,
         object: String,
         (from, to): (QpState, QpState),
@@ -172,7 +175,7 @@ impl QpObject {
 const ALL: sys::ibv_qp_attr_mask = (sys::IBV_QP_DEST_QPN << 1) - 1;
 
 /// Attributes that are all zero, to be filled with those that a transition's mask names.
-pub(crate) fn no_attributes() -> sys::ibv_qp_attr {
+pub(crate) fn zeroed_attr() -> sys::ibv_qp_attr {
     // SAFETY: all-zero is a valid value of this struct of integers.
     unsafe { core::mem::zeroed() }
 }
@@ -181,7 +184,7 @@ impl Drop for QpObject {
     fn drop(&mut self) {
         let api = self.pd.context.api;
         // Stops what is in flight as early as can be. It fails harmlessly from RESET, or when the device is gone.
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.qp_state = sys::IBV_QPS_ERR;
         // SAFETY: the queue pair is live.
         unsafe { (api.modify_qp)(self.raw, &mut attr, sys::IBV_QP_STATE.cast_signed()) };

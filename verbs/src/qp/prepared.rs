@@ -7,12 +7,12 @@ use doorbell_verbs_sys as sys;
 use super::attributes::QpState;
 use super::backend::{Backend, PostList, Receives};
 use super::batch::ReceiveBatch;
-use super::builder::{Made, Settings};
+use super::builder::{CreatedQp, Settings};
 use super::connected::QueuePair;
 use super::endpoint::Endpoint;
-use super::object::{QpObject, no_attributes};
-use super::refused::Refused;
-use super::staging::Poster;
+use super::object::{QpObject, zeroed_attr};
+use super::post_error::Refused;
+use super::poster::Poster;
 use super::transport::{Connected, Link, OwnReceives, Rc, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
@@ -35,7 +35,7 @@ pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
 
 impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     pub(super) fn new(
-        made: Made,
+        made: CreatedQp,
         send: Poster<B>,
         recv: Poster<Receives>,
         settings: Settings,
@@ -98,7 +98,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     }
 
     fn to_rtr(&self, peer: &Endpoint, mtu: Mtu) -> Result<(), QueuePairError> {
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.path_mtu = mtu.code();
         attr.dest_qp_num = peer.qpn.get();
         attr.rq_psn = peer.psn.get();
@@ -112,9 +112,10 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         if T::KIND == TransportKind::Rc {
             mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
         }
-        self.object.modify((QpState::Init, QpState::Rtr), attr, mask, |error| {
-            self.rtr_notes(error, peer, mtu)
-        })
+        self.object
+            .transition((QpState::Init, QpState::Rtr), attr, mask, |error| {
+                self.rtr_notes(error, peer, mtu)
+            })
     }
 
     fn rtr_notes(&self, error: &std::io::Error, peer: &Endpoint, mtu: Mtu) -> Vec<String> {
@@ -145,7 +146,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 
     fn to_rts(&self, peer: &Endpoint) -> Result<(), QueuePairError> {
         let most = self.object.pd().context.attr.max_initiated_rd_atomic;
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.sq_psn = self.psn.get();
         attr.timeout = self.settings.timeout;
         attr.retry_cnt = self.settings.retry_count;
@@ -155,14 +156,14 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         if T::KIND == TransportKind::Uc {
             return self
                 .object
-                .modify((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new());
+                .transition((QpState::Rtr, QpState::Rts), attr, sys::IBV_QP_SQ_PSN, |_| Vec::new());
         }
         let mask = sys::IBV_QP_SQ_PSN
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
             | sys::IBV_QP_RNR_RETRY
             | sys::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.object.modify((QpState::Rtr, QpState::Rts), attr, mask, |_| {
+        self.object.transition((QpState::Rtr, QpState::Rts), attr, mask, |_| {
             vec![format!(
                 "max_rd_atomic {} must be at most the device's {most}",
                 attr.max_rd_atomic

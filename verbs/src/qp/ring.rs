@@ -24,7 +24,7 @@ pub enum Queue {
 
 /// Alone on its cache lines (two, because of the adjacent-line prefetcher), so that poster and poller don't fight over them.
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 /// Holds the buffers of one request, if it has any.
 pub(crate) type Slot = Handed<Option<RangePtr>>;
@@ -40,9 +40,9 @@ pub(crate) struct Ring {
     /// Whether what it receives are datagrams, each behind its global route header. Set before the queue pair is used.
     datagrams: AtomicBool,
     /// Requests posted so far. Written by the poster.
-    head: Alone<AtomicU64>,
+    head: CachePadded<AtomicU64>,
     /// Requests retired so far. Written by the poller.
-    tail: Alone<AtomicU64>,
+    tail: CachePadded<AtomicU64>,
 }
 
 // SAFETY: a ring owns the ranges in its slots, which are Send.
@@ -63,8 +63,8 @@ impl Ring {
             tag,
             qpn: AtomicU32::new(0),
             datagrams: AtomicBool::new(false),
-            head: Alone(AtomicU64::new(0)),
-            tail: Alone(AtomicU64::new(0)),
+            head: CachePadded(AtomicU64::new(0)),
+            tail: CachePadded(AtomicU64::new(0)),
         }
     }
 
@@ -89,12 +89,12 @@ impl Ring {
     }
 
     /// The ring is that of queue pair `qpn`, to which nothing has been posted yet.
-    pub(crate) fn belong_to(&self, qpn: Qpn) {
+    pub(crate) fn set_qpn(&self, qpn: Qpn) {
         self.qpn.store(qpn.get(), Ordering::Relaxed);
     }
 
     /// From now on what is received are datagrams.
-    pub(crate) fn expect_datagrams(&self) {
+    pub(crate) fn set_datagrams(&self) {
         self.datagrams.store(true, Ordering::Relaxed);
     }
 
@@ -173,7 +173,7 @@ impl Ring {
 
     /// Poller: whether the request at `position`, which is not retired, is in flight.
     #[inline(always)]
-    pub(crate) fn holds(&self, position: u64) -> bool {
+    pub(crate) fn is_in_flight(&self, position: u64) -> bool {
         // Acquire: what the poster put in the slots is visible.
         position < self.head.0.load(Ordering::Acquire)
     }
@@ -183,7 +183,7 @@ impl Ring {
     #[inline(always)]
     pub(crate) fn confirmed_before(&self, slot: u32, tail: u64) -> Option<u64> {
         let before = u64::from(slot).wrapping_sub(tail) & self.mask;
-        self.holds(tail + before).then_some(before)
+        self.is_in_flight(tail + before).then_some(before)
     }
 
     /// Poller: the slot of `position`, which is not retired, and how many requests are in flight from there on.

@@ -80,7 +80,7 @@ pub struct Link {
 }
 
 impl Link {
-    fn changed(&mut self, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+    fn apply(&mut self, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
         if mask & sys::IBV_QP_AV != 0 {
             self.peer.gid = Gid::from_sys(&attr.ah_attr.grh.dgid);
             self.peer.lid = Lid(attr.ah_attr.dlid);
@@ -102,7 +102,7 @@ pub(crate) mod sealed {
         /// What a queue pair in use knows of whom it talks to.
         type Link: Debug + Send + Sync;
         /// Takes over what was changed of the queue pair.
-        fn changed(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
+        fn apply(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
     }
 }
 
@@ -110,8 +110,8 @@ impl sealed::Service for Rc {
     const KIND: TransportKind = TransportKind::Rc;
     type Link = Link;
 
-    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        link.changed(attr, mask);
+    fn apply(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.apply(attr, mask);
     }
 }
 
@@ -119,8 +119,8 @@ impl sealed::Service for Uc {
     const KIND: TransportKind = TransportKind::Uc;
     type Link = Link;
 
-    fn changed(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        link.changed(attr, mask);
+    fn apply(link: &mut Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        link.apply(attr, mask);
     }
 }
 
@@ -129,7 +129,7 @@ impl sealed::Service for Ud {
     const HEADROOM: u64 = GRH_BYTES as u64;
     type Link = UdEndpoint;
 
-    fn changed(own: &mut UdEndpoint, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+    fn apply(own: &mut UdEndpoint, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
         if mask & sys::IBV_QP_QKEY != 0 {
             own.qkey = QKey(attr.qkey);
         }
@@ -141,8 +141,8 @@ impl<T: Transport> sealed::Service for SharedReceive<T> {
     const HEADROOM: u64 = T::HEADROOM;
     type Link = T::Link;
 
-    fn changed(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        T::changed(link, attr, mask);
+    fn apply(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+        T::apply(link, attr, mask);
     }
 }
 

@@ -7,7 +7,7 @@ use doorbell_verbs_sys::{self as sys, inline};
 use super::backend::Backend;
 use super::batch::post_one;
 use super::connected::QueuePair;
-use super::refused::Refused;
+use super::post_error::Refused;
 use super::transport::{Connected, Reliable};
 use crate::memory::{Bindable, BoundWindow, Buffer, Buffers, Key, MemoryWindow, Source, Type1};
 use crate::types::RKey;
@@ -69,16 +69,16 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`invalidate`](Self::invalidate).
     pub fn unbind_type_1<K: Key>(&mut self, window: BoundWindow<K, Type1>) -> Result<(), Refused> {
-        let (binding, on_its_way) = window.release();
+        let (binding, on_its_way) = window.unbinding();
         self.bind_mw(binding, on_its_way)
     }
 
     /// ibv_bind_mw(3).
     fn bind_mw(&mut self, binding: Binding, on_its_way: Buffers) -> Result<(), Refused> {
         if let Some(reason) = binding.reason() {
-            return Err(self.send.refuse_one(Some(reason), on_its_way));
+            return Err(self.send.reject_one(Some(reason), on_its_way));
         }
-        self.send.post_call("ibv_bind_mw", on_its_way, |qp, wr_id| {
+        self.send.post_by_verb("ibv_bind_mw", on_its_way, |qp, wr_id| {
             let mut bind = sys::ibv_mw_bind {
                 wr_id,
                 send_flags: sys::IBV_SEND_SIGNALED,

@@ -106,7 +106,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     #[inline]
     pub fn check(&self) -> Result<(), Failure> {
         if self.entry.status() != sys::IBV_WC_SUCCESS
-            && let Some(failure) = failure(self.entry, self.ring, self.position)
+            && let Some(failure) = error_of(self.entry, self.ring, self.position)
         {
             return Err(failure);
         }
@@ -245,7 +245,7 @@ fn is_of_later(entry: impl Entry, ring: &Ring, position: u64) -> bool {
 /// nothing of it need be worked out before.
 #[cold]
 #[inline(never)]
-fn failure(entry: impl Entry, ring: &Ring, position: u64) -> Option<Failure> {
+fn error_of(entry: impl Entry, ring: &Ring, position: u64) -> Option<Failure> {
     if is_of_later(entry, ring, position) {
         return None;
     }

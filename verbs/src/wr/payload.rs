@@ -29,12 +29,12 @@ pub(crate) mod sealed {
         fn bytes(&self) -> u64;
 
         /// Why the queue pair would not take it, if so.
-        fn check(&self, limits: Limits) -> Option<Reason>;
+        fn reject_reason(&self, limits: Limits) -> Option<Reason>;
 
         /// Whether `check` finds nothing.
         #[inline(always)]
-        fn admits(&self, limits: Limits) -> bool {
-            self.check(limits).is_none()
+        fn fits(&self, limits: Limits) -> bool {
+            self.reject_reason(limits).is_none()
         }
 
         /// Whether `check` finds nothing, and `num_sge` is 1.
@@ -47,13 +47,13 @@ pub(crate) mod sealed {
         ///
         /// # Safety
         /// `check` found nothing, and there is room for `max_sge` elements.
-        unsafe fn fill(&self, sges: *mut sys::ibv_sge);
+        unsafe fn write_sges(&self, sges: *mut sys::ibv_sge);
 
         /// Tells it to the provider.
         ///
         /// # Safety
         /// `check` found nothing; `qp` is live and was made by ibv_create_qp_ex, and an operation of a batch of it has just been told.
-        unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex);
+        unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex);
 
         /// The buffers it owns, to be kept while in flight.
         fn into_buffers(self) -> Buffers;
@@ -80,7 +80,7 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 
     #[inline(always)]
-    fn check(&self, _limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, _limits: Limits) -> Option<Reason> {
         None
     }
 
@@ -95,13 +95,13 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
+    unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
         // SAFETY: every list has room for one.
         unsafe { self.0.write_sge(sges) }
     }
 
     #[inline(always)]
-    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex) {
         let sge = self.0.sge();
         // SAFETY: by contract.
         unsafe { work_requests::wr_set_sge(qp, sge.lkey, sge.addr, sge.length) }
@@ -139,10 +139,10 @@ impl<const N: usize> sealed::Stage for Several<N> {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
     }
 
-    fn check(&self, limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, limits: Limits) -> Option<Reason> {
         if N > limits.max_sge as usize {
             return Some(Reason::TooManyBuffers {
-                asked: N,
+                requested: N,
                 max: limits.max_sge,
             });
         }
@@ -151,21 +151,21 @@ impl<const N: usize> sealed::Stage for Several<N> {
     }
 
     fn is_single(&self, limits: Limits) -> bool {
-        N == 1 && self.admits(limits)
+        N == 1 && self.fits(limits)
     }
 
     fn num_sge(&self) -> i32 {
         N as i32
     }
 
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
+    unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
         for (index, sge) in self.sges.iter().enumerate() {
             // SAFETY: `check` has seen that N elements fit.
             unsafe { *sges.add(index) = *sge };
         }
     }
 
-    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract; the list is read during the call.
         unsafe { work_requests::wr_set_sge_list(qp, N, self.sges.as_ptr()) }
     }
@@ -206,7 +206,7 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    fn check(&self, limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, limits: Limits) -> Option<Reason> {
         let max = limits.max_inline;
         (self.len > max as usize).then_some(Reason::InlineTooLong { len: self.len, max })
     }
@@ -223,7 +223,7 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, sges: *mut sys::ibv_sge) {
+    unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
         // SAFETY: every list has room for one. An inline element's key is not looked at. The length fits, being at most `max_inline`.
         unsafe {
             (*sges).addr = self.bytes.expose_provenance() as u64;
@@ -232,7 +232,7 @@ impl sealed::Stage for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn tell(&self, qp: *mut sys::ibv_qp_ex) {
+    unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex) {
         // SAFETY: by contract; the bytes are only read, though the prototype does not say so.
         unsafe { work_requests::wr_set_inline_data(qp, self.bytes.cast_mut().cast(), self.len) }
     }
@@ -261,7 +261,7 @@ impl sealed::Stage for Window {
         0
     }
 
-    fn check(&self, _limits: Limits) -> Option<Reason> {
+    fn reject_reason(&self, _limits: Limits) -> Option<Reason> {
         None
     }
 
@@ -273,9 +273,9 @@ impl sealed::Stage for Window {
         0
     }
 
-    unsafe fn fill(&self, _sges: *mut sys::ibv_sge) {}
+    unsafe fn write_sges(&self, _sges: *mut sys::ibv_sge) {}
 
-    unsafe fn tell(&self, _qp: *mut sys::ibv_qp_ex) {}
+    unsafe fn set_data(&self, _qp: *mut sys::ibv_qp_ex) {}
 
     fn into_buffers(self) -> Buffers {
         self.0

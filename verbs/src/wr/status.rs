@@ -81,7 +81,7 @@ impl Status {
                 "a buffer is not of the queue pair's protection domain, or was registered on another device"
             }
             Self::Flushed => {
-                "an earlier failure, or this side itself, put the queue pair in the error state; look for the first failure"
+                "an earlier failure, or this side itself, put the queue pair in the error state; see the first failure"
             }
             Self::WindowBind => "the memory window cannot be bound: check its region's rights",
             Self::BadResponse => "the peer answered out of order: is it really the peer, and is its device sound?",
@@ -135,7 +135,7 @@ impl fmt::Display for Status {
 }
 
 /// The vendor's code, if it says anything.
-fn vendor(code: u32) -> String {
+fn vendor_suffix(code: u32) -> String {
     match code {
         0 => String::new(),
         code => format!(" (vendor code {code:#x})"),
@@ -144,7 +144,7 @@ fn vendor(code: u32) -> String {
 
 /// A failed request: what is valid in an error completion, and no more (ibv_poll_cq(3): identity, status, queue pair, vendor's code).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor(*.vendor_error), .status.advice())]
+#[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]
 pub struct Failure {
     /// Why.

@@ -4,19 +4,19 @@
 //! request. What they have in common, and what the accounting in [`staging`](super::staging) needs of them, is [`Line`].
 
 mod create;
-mod form;
 mod post_list;
-mod work_requests;
+mod wqe_slot;
+mod wr_post;
 
 use core::ffi::{c_int, c_uint};
 
 use doorbell_verbs_sys as sys;
 
-pub(crate) use form::Form;
-pub(crate) use form::Forms;
 pub use post_list::PostList;
 pub(crate) use post_list::Receives;
-pub use work_requests::WorkRequests;
+pub(crate) use wqe_slot::WqeSlot;
+pub(crate) use wqe_slot::WqeSlots;
+pub use wr_post::WorkRequests;
 
 use super::transport::TransportKind;
 use crate::error::QueuePairError;
@@ -25,7 +25,7 @@ use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
 /// How the requests of a queue pair's send queue reach the provider: [`PostList`] or [`WorkRequests`] (ibv_post_send(3), ibv_wr_post(3)).
-pub trait Backend: sealed::Sends {}
+pub trait Backend: sealed::SendQueue {}
 
 /// A value for either backend: what [`QueuePairBuilder::best_rc`](crate::QueuePairBuilder::best_rc) and its like return, to be matched on once.
 #[derive(Debug)]
@@ -39,9 +39,9 @@ pub enum EitherBackend<L, W> {
 /// A queue pair, as the poster keeps it: read anew for each call of the provider, since to keep it in a register across calls would cost that register's saving and
 /// restoring.
 #[derive(Clone, Copy)]
-pub struct Handle<'p>(&'p *mut sys::ibv_qp);
+pub struct QpHandle<'p>(&'p *mut sys::ibv_qp);
 
-impl<'p> Handle<'p> {
+impl<'p> QpHandle<'p> {
     #[inline(always)]
     pub(super) fn new(qp: &'p *mut sys::ibv_qp) -> Self {
         Self(qp)
@@ -57,61 +57,63 @@ impl<'p> Handle<'p> {
 /// The way of one queue's requests to the provider.
 ///
 /// Requests are written one after the other into forms, between `begin` and either `ring` or `abort`.
-pub trait Line: 'static {
+pub trait WorkQueue: 'static {
     /// What a form holds.
-    type Request;
+    type Wr;
 
     /// The verb that posts them.
     const VERB: &'static str;
 
     /// Whether the provider says which request it has refused, and takes those before it; else it takes all or none.
-    const NAMES_THE_REFUSED: bool = true;
+    const REPORTS_BAD_WR: bool = true;
 
     /// A request with this identity, whose scatter-gather list lies at `list`.
-    fn request(wr_id: u64, list: *mut sys::ibv_sge) -> Self::Request;
+    fn new_wr(wr_id: u64, list: *mut sys::ibv_sge) -> Self::Wr;
 
     /// The identity of a request.
-    fn identity(request: &Self::Request) -> u64;
+    fn wr_id(request: &Self::Wr) -> u64;
 
     /// Begins a batch of one.
     ///
     /// # Safety
     /// `qp` is live, and no batch of it is begun.
     #[inline(always)]
-    unsafe fn begin_one(_qp: Handle<'_>) {}
+    unsafe fn begin_one(_qp: QpHandle<'_>) {}
 
     /// Begins a batch.
     ///
     /// # Safety
     /// As for a batch of one.
     #[inline(always)]
-    unsafe fn begin(_qp: Handle<'_>) {}
+    unsafe fn begin(_qp: QpHandle<'_>) {}
 
     /// Forgets the batch that was begun.
     ///
     /// # Safety
     /// `qp` is live, and there is one.
     #[inline(always)]
-    unsafe fn abort(_qp: Handle<'_>) {}
+    unsafe fn abort(_qp: QpHandle<'_>) {}
 
     /// Ends the chain of requests with that of `last`.
     ///
     /// # Safety
     /// `last` is a form of the queue, whose requests the provider does not have.
-    unsafe fn end(last: *mut Form<Self::Request>);
+    unsafe fn end_chain(last: *mut WqeSlot<Self::Wr>);
 
     /// Gives the requests that begin with `first`, and were ended, to the provider: one doorbell. 0, or an errno value.
     ///
     /// # Safety
     /// `qp` is live; these forms follow one another, were all written since `begin`, and their buffers stay registered and untouched until completed.
-    unsafe fn ring(qp: Handle<'_>, first: *mut Form<Self::Request>, bad: &mut *mut Self::Request) -> c_int;
+    unsafe fn ring_doorbell(qp: QpHandle<'_>, first: *mut WqeSlot<Self::Wr>, bad: &mut *mut Self::Wr) -> c_int;
 }
 
 pub(crate) mod sealed {
-    use super::{Form, Handle, Line, Operation, Payload, ProtectionDomain, QueuePairError, TransportKind, c_uint, sys};
+    use super::{
+        Operation, Payload, ProtectionDomain, QpHandle, QueuePairError, TransportKind, WorkQueue, WqeSlot, c_uint, sys,
+    };
 
     /// A line of send requests.
-    pub trait Sends: Line {
+    pub trait SendQueue: WorkQueue {
         /// Makes a queue pair for it in `pd`, and says in `init` what the device granted.
         fn create(
             pd: &ProtectionDomain,
@@ -121,7 +123,7 @@ pub(crate) mod sealed {
 
         /// Whether a queue pair takes this operation at all.
         #[inline(always)]
-        fn can<O: Operation>(_qp: Handle<'_>, _op: &O) -> bool {
+        fn supports<O: Operation>(_qp: QpHandle<'_>, _op: &O) -> bool {
             true
         }
 
@@ -131,8 +133,8 @@ pub(crate) mod sealed {
         /// As for `write`, but that it is `begin_one` that was called.
         #[inline(always)]
         unsafe fn write_one<O: Operation, P: Payload>(
-            qp: Handle<'_>,
-            form: *mut Form<Self::Request>,
+            qp: QpHandle<'_>,
+            form: *mut WqeSlot<Self::Wr>,
             op: &O,
             payload: &P,
             flags: c_uint,
@@ -147,9 +149,9 @@ pub(crate) mod sealed {
         /// `form` is one of the queue of `qp`, whose requests the provider does not have; the payload keeps to the queue pair's limits, and the queue pair `can`;
         /// `begin` was called.
         unsafe fn write<O: Operation, P: Payload>(
-            qp: Handle<'_>,
-            form: *mut Form<Self::Request>,
-            next: *mut Form<Self::Request>,
+            qp: QpHandle<'_>,
+            form: *mut WqeSlot<Self::Wr>,
+            next: *mut WqeSlot<Self::Wr>,
             op: &O,
             payload: &P,
             flags: c_uint,

@@ -8,7 +8,7 @@ use doorbell_verbs_sys as sys;
 use super::attributes::QpState;
 use super::backend::Backend;
 use super::connected::QueuePair;
-use super::object::{QpObject, no_attributes};
+use super::object::{QpObject, zeroed_attr};
 use super::query::{PathAttr, PathMigration, QueuePairAttr, RemoteRights};
 use super::transport::{Connected, Reliable, Transport, TransportKind, Ud};
 use crate::error::QueuePairError;
@@ -36,7 +36,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         Change {
             object: &self.object,
             link: &mut self.link,
-            attr: no_attributes(),
+            attr: zeroed_attr(),
             mask: 0,
             refused: None,
             transport: PhantomData,
@@ -49,9 +49,9 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// When it is not in RTS, or the device cannot drain.
     pub fn drain(&mut self) -> Result<(), QueuePairError> {
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.en_sqd_async_notify = 1;
-        self.object.modify(
+        self.object.transition(
             (QpState::Rts, QpState::Sqd),
             attr,
             sys::IBV_QP_EN_SQD_ASYNC_NOTIFY,
@@ -65,9 +65,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// When it is in another state, or still draining.
     pub fn resume(&mut self) -> Result<(), QueuePairError> {
         let from = self.state()?;
-        self.object.modify((from, QpState::Rts), no_attributes(), 0, |_| {
-            self.object.draining_note()
-        })
+        self.object
+            .transition((from, QpState::Rts), zeroed_attr(), 0, |_| self.object.draining_note())
     }
 
     /// Takes it to the error state: all that is in flight completes, as [`Flushed`](crate::Status::Flushed) unless it was done.
@@ -76,7 +75,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// When the device refuses.
     pub fn flush(&mut self) -> Result<(), QueuePairError> {
         self.object
-            .modify((QpState::Rts, QpState::Err), no_attributes(), 0, |_| Vec::new())
+            .transition((QpState::Rts, QpState::Err), zeroed_attr(), 0, |_| Vec::new())
     }
 }
 
@@ -99,7 +98,7 @@ impl<T: Transport> Change<'_, T> {
             self.refused = Some(QueuePairError::Range {
                 object: self.object.name(),
                 what,
-                asked: value,
+                requested: value,
                 max,
             });
         }
@@ -121,11 +120,11 @@ impl<T: Transport> Change<'_, T> {
         if let Some(refused) = self.refused {
             return Err(refused);
         }
-        self.object.change(self.attr, self.mask, |error| match error.kind() {
+        self.object.modify(self.attr, self.mask, |error| match error.kind() {
             io::ErrorKind::Unsupported => vec!["the device cannot change this".to_owned()],
             _ => self.object.draining_note(),
         })?;
-        T::changed(self.link, &self.attr, self.mask);
+        T::apply(self.link, &self.attr, self.mask);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_uint};
 
 use doorbell_verbs_sys::{self as sys, work_requests};
 
-use super::{Backend, Form, Handle, Line, create, sealed};
+use super::{Backend, QpHandle, WorkQueue, WqeSlot, create, sealed};
 use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::transport::TransportKind;
@@ -20,28 +20,28 @@ use crate::wr::payload::Payload;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkRequests;
 
-impl Line for WorkRequests {
+impl WorkQueue for WorkRequests {
     /// Its `wr_id`.
-    type Request = u64;
+    type Wr = u64;
     const VERB: &'static str = "ibv_wr_complete";
-    const NAMES_THE_REFUSED: bool = false;
+    const REPORTS_BAD_WR: bool = false;
 
-    fn request(wr_id: u64, _list: *mut sys::ibv_sge) -> u64 {
+    fn new_wr(wr_id: u64, _list: *mut sys::ibv_sge) -> u64 {
         wr_id
     }
 
-    fn identity(request: &u64) -> u64 {
+    fn wr_id(request: &u64) -> u64 {
         *request
     }
 
     #[inline(always)]
-    unsafe fn begin_one(qp: Handle<'_>) {
+    unsafe fn begin_one(qp: QpHandle<'_>) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_start(qp.get().cast()) }
     }
 
     #[inline(always)]
-    unsafe fn begin(qp: Handle<'_>) {
+    unsafe fn begin(qp: QpHandle<'_>) {
         let extended: *mut sys::ibv_qp_ex = qp.get().cast();
         // SAFETY: by contract.
         unsafe {
@@ -52,40 +52,40 @@ impl Line for WorkRequests {
     }
 
     #[inline(always)]
-    unsafe fn end(_last: *mut Form<u64>) {}
+    unsafe fn end_chain(_last: *mut WqeSlot<u64>) {}
 
     #[inline(always)]
-    unsafe fn ring(qp: Handle<'_>, _first: *mut Form<u64>, _bad: &mut *mut u64) -> c_int {
+    unsafe fn ring_doorbell(qp: QpHandle<'_>, _first: *mut WqeSlot<u64>, _bad: &mut *mut u64) -> c_int {
         // SAFETY: by contract.
         unsafe { work_requests::wr_complete(qp.get().cast()) }
     }
 
-    unsafe fn abort(qp: Handle<'_>) {
+    unsafe fn abort(qp: QpHandle<'_>) {
         // SAFETY: by contract.
         unsafe { work_requests::wr_abort(qp.get().cast()) }
     }
 }
 
-impl sealed::Sends for WorkRequests {
+impl sealed::SendQueue for WorkRequests {
     fn create(
         pd: &ProtectionDomain,
         transport: TransportKind,
         init: &mut sys::ibv_qp_init_attr,
     ) -> Result<*mut sys::ibv_qp, QueuePairError> {
-        create::extended(pd, transport, init)
+        create::create_qp_ex(pd, transport, init)
     }
 
     #[inline(always)]
-    fn can<O: Operation>(qp: Handle<'_>, op: &O) -> bool {
+    fn supports<O: Operation>(qp: QpHandle<'_>, op: &O) -> bool {
         // SAFETY: the queue pair of a poster is live, and one of this backend was made by ibv_create_qp_ex.
-        O::ALWAYS || unsafe { op.is_callable(qp.get().cast()) }
+        O::ALWAYS_SUPPORTED || unsafe { op.is_callable(qp.get().cast()) }
     }
 
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
-        qp: Handle<'_>,
-        form: *mut Form<u64>,
-        _next: *mut Form<u64>,
+        qp: QpHandle<'_>,
+        form: *mut WqeSlot<u64>,
+        _next: *mut WqeSlot<u64>,
         op: &O,
         payload: &P,
         flags: c_uint,
@@ -95,12 +95,12 @@ impl sealed::Sends for WorkRequests {
         // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
-            (*extended).wr_id = (*form).request;
+            (*extended).wr_id = (*form).wr;
             if flags != 0 {
                 (*extended).wr_flags = flags;
             }
-            op.call(extended);
-            payload.tell(qp.get().cast());
+            op.call_wr(extended);
+            payload.set_data(qp.get().cast());
             if flags != 0 {
                 (*qp.get().cast::<sys::ibv_qp_ex>()).wr_flags = 0;
             }
@@ -109,8 +109,8 @@ impl sealed::Sends for WorkRequests {
 
     #[inline(always)]
     unsafe fn write_one<O: Operation, P: Payload>(
-        qp: Handle<'_>,
-        form: *mut Form<u64>,
+        qp: QpHandle<'_>,
+        form: *mut WqeSlot<u64>,
         op: &O,
         payload: &P,
         flags: c_uint,
@@ -118,10 +118,10 @@ impl sealed::Sends for WorkRequests {
         // SAFETY: as in `write`.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
-            (*extended).wr_id = (*form).request;
+            (*extended).wr_id = (*form).wr;
             (*extended).wr_flags = P::FLAGS | flags;
-            op.call(extended);
-            payload.tell(qp.get().cast());
+            op.call_wr(extended);
+            payload.set_data(qp.get().cast());
         }
     }
 }

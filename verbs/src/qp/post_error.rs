@@ -30,7 +30,7 @@ pub enum Reason {
         remote: u64,
     },
     /// More inline data than the queue pair takes.
-    #[error("{len} bytes inline, this queue pair takes {max}: ask for more with max_inline, or send from a buffer")]
+    #[error("{len} bytes inline, this queue pair takes {max}: raise max_inline in the builder, or send from a buffer")]
     InlineTooLong {
         /// The data's length in bytes.
         len: usize,
@@ -39,11 +39,11 @@ pub enum Reason {
     },
     /// More scatter-gather elements than the queue pair takes.
     #[error(
-        "{asked} buffers in one request, this queue pair takes {max}: ask for more with max_send_sge or max_recv_sge"
+        "{requested} buffers in one request, this queue pair takes {max}: raise max_send_sge or max_recv_sge in the builder"
     )]
     TooManyBuffers {
         /// How many were given.
-        asked: usize,
+        requested: usize,
         /// The queue pair's limit.
         max: u32,
     },

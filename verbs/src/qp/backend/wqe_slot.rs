@@ -12,18 +12,18 @@ use crate::qp::ring::{Ring, Slot};
 
 /// A form. Its address is that of its request, which is how the provider names it.
 #[repr(C)]
-pub struct Form<R> {
-    pub(crate) request: R,
+pub struct WqeSlot<R> {
+    pub(crate) wr: R,
     /// The form of the next slot; after the last comes the first.
-    pub(crate) following: *mut Form<R>,
+    pub(crate) next_slot: *mut WqeSlot<R>,
     /// The slot.
-    pub(crate) slot: *const Slot,
+    pub(crate) buffers: *const Slot,
     /// The first scatter-gather element; as many more as the queue has per request lie behind the form.
     pub(crate) sge: sys::ibv_sge,
 }
 
 /// All forms of a queue, one for each slot, in one block.
-pub(crate) struct Forms<R> {
+pub(crate) struct WqeSlots<R> {
     block: NonNull<u8>,
     layout: Layout,
     stride: usize,
@@ -32,14 +32,14 @@ pub(crate) struct Forms<R> {
 }
 
 // SAFETY: it owns the block; what the forms point to outlives them by the contract of `new`.
-unsafe impl<R> Send for Forms<R> {}
+unsafe impl<R> Send for WqeSlots<R> {}
 // SAFETY: shared access reads nothing.
-unsafe impl<R> Sync for Forms<R> {}
+unsafe impl<R> Sync for WqeSlots<R> {}
 
 /// A form begins on a cache line of its own.
 const LINE: usize = 64;
 
-impl<R> Forms<R> {
+impl<R> WqeSlots<R> {
     /// Forms for the slots of `ring`, whose requests have `max_sge` elements and are made by `request`, of their identity and list; `key` is the upper half of the
     /// former.
     ///
@@ -53,7 +53,7 @@ impl<R> Forms<R> {
     ) -> Self {
         let slots = ring.mask() as usize + 1;
         let more = max_sge.saturating_sub(1) as usize * size_of::<sys::ibv_sge>();
-        let stride = (size_of::<Form<R>>() + more).next_multiple_of(LINE);
+        let stride = (size_of::<WqeSlot<R>>() + more).next_multiple_of(LINE);
         let bytes = stride.saturating_mul(slots);
         let layout = Layout::from_size_align(bytes, LINE).expect("the device has no queue of half the address space");
         // SAFETY: a queue has at least one slot, and a form is not empty.
@@ -71,23 +71,23 @@ impl<R> Forms<R> {
             let form = forms.at(slot as u64);
             // SAFETY: the form is in the block, which is ours and zero, a valid value of its elements.
             unsafe {
-                (&raw mut (*form).request).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*form).sge));
-                (*form).following = forms.at(slot as u64 + 1);
-                (*form).slot = ring.slots().add(slot).as_ptr();
+                (&raw mut (*form).wr).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*form).sge));
+                (*form).next_slot = forms.at(slot as u64 + 1);
+                (*form).buffers = ring.slots().add(slot).as_ptr();
             }
         }
         forms
     }
 
     /// The form of the slot of `position`.
-    pub(crate) fn at(&self, position: u64) -> *mut Form<R> {
+    pub(crate) fn at(&self, position: u64) -> *mut WqeSlot<R> {
         let slot = position as usize & (self.slots - 1);
         self.block.as_ptr().wrapping_add(slot * self.stride).cast()
     }
 
     /// The form that `form` follows.
     #[inline(always)]
-    pub(crate) fn before(&self, form: *mut Form<R>) -> *mut Form<R> {
+    pub(crate) fn previous(&self, form: *mut WqeSlot<R>) -> *mut WqeSlot<R> {
         let first = self.block.as_ptr();
         let from = if form.cast() == first {
             first.wrapping_add(self.layout.size())
@@ -98,19 +98,19 @@ impl<R> Forms<R> {
     }
 
     /// How many forms lie from `first` up to, but without, `next`: 0 if they are one.
-    pub(crate) fn between(&self, first: *mut Form<R>, next: *mut Form<R>) -> u64 {
-        let slot = |form: *mut Form<R>| (form.addr() - self.block.addr().get()) / self.stride;
+    pub(crate) fn distance(&self, first: *mut WqeSlot<R>, next: *mut WqeSlot<R>) -> u64 {
+        let slot = |form: *mut WqeSlot<R>| (form.addr() - self.block.addr().get()) / self.stride;
         (slot(next).wrapping_sub(slot(first)) & (self.slots - 1)) as u64
     }
 
     /// The form of the request at `request`, if it is one of these.
-    pub(crate) fn find(&self, request: *mut R) -> Option<*mut Form<R>> {
+    pub(crate) fn find(&self, request: *mut R) -> Option<*mut WqeSlot<R>> {
         let offset = request.addr().checked_sub(self.block.addr().get())?;
         (offset % self.stride == 0 && offset < self.layout.size()).then(|| self.at((offset / self.stride) as u64))
     }
 }
 
-impl<R> Drop for Forms<R> {
+impl<R> Drop for WqeSlots<R> {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, and freed once. Requests are plain data.
         unsafe { dealloc(self.block.as_ptr(), self.layout) }

@@ -11,26 +11,26 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{Form, Forms, Handle, Line};
-use super::connected::Datagrams;
-use super::refused::{Reason, Refused, RefusedBatch, RefusedBy};
+use super::backend::{QpHandle, WorkQueue, WqeSlot, WqeSlots};
+use super::connected::UdLimits;
+use super::post_error::{Reason, Refused, RefusedBatch, RefusedBy};
 use super::ring::Ring;
-use crate::memory::{Buffers, Ties};
+use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
 
 /// The poster's side of one queue.
-pub(crate) struct Poster<L: Line> {
+pub(crate) struct Poster<L: WorkQueue> {
     /// The form of the next request to be posted.
-    next: *mut Form<L::Request>,
+    next: *mut WqeSlot<L::Wr>,
     /// Turns left for requests to be staged; one too few, `u64::MAX`, when one could not be taken.
-    left: u64,
+    slots_left: u64,
     ring: Arc<Ring>,
     qp: *mut sys::ibv_qp,
     /// Which request the provider has refused, as it said in the last call that failed; null before it is made. Here, as a stack frame for it would cost as
     /// much as the rest of a call.
-    bad: *mut L::Request,
+    bad_wr: *mut L::Wr,
     pub(super) limits: Limits,
-    pub(super) datagrams: Datagrams,
+    pub(super) ud: UdLimits,
     /// The position at which something has to be looked after: the smaller of the two below. `checkpoint - left` is the position of the next request to be staged.
     checkpoint: u64,
     /// The position that would be one too many: the tail when last looked at, plus the depth.
@@ -40,14 +40,14 @@ pub(crate) struct Poster<L: Line> {
     interval: u64,
     /// The ring's.
     depth: u64,
-    forms: Forms<L::Request>,
+    wqe_slots: WqeSlots<L::Wr>,
     /// Why the batch being built is refused, if it is.
-    refusal: Option<Box<Refusal>>,
+    rejection: Option<Box<Rejection>>,
     /// The memory windows that go with the queue pair.
-    pub(super) ties: Ties,
+    pub(super) tied_windows: TiedWindows,
 }
 
-struct Refusal {
+struct Rejection {
     reason: Reason,
     /// The position of the refused request.
     at: u64,
@@ -59,19 +59,19 @@ struct Refusal {
 
 /// Which requests of a queue are signalled without being asked to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Signalling {
+pub(crate) enum SignalPolicy {
     /// None: the device signals each.
-    Never,
+    None,
     /// One at least every half queue: when the queue is full, a completion is on its way, and frees at least half of it.
-    EveryHalf,
+    EveryHalfQueue,
 }
 
 // SAFETY: `qp` is only passed to verbs, which may be called from any thread; forms and ring are Send.
-unsafe impl<L: Line> Send for Poster<L> {}
+unsafe impl<L: WorkQueue> Send for Poster<L> {}
 // SAFETY: shared access only reads counters.
-unsafe impl<L: Line> Sync for Poster<L> {}
+unsafe impl<L: WorkQueue> Sync for Poster<L> {}
 
-impl<L: Line> Poster<L> {
+impl<L: WorkQueue> Poster<L> {
     /// # Safety
     /// `qp` is live as long as the poster is used; the poster is the ring's only one; `key` is the ring's in its completion queue.
     pub(crate) unsafe fn new(
@@ -79,43 +79,43 @@ impl<L: Line> Poster<L> {
         ring: Arc<Ring>,
         key: u32,
         limits: Limits,
-        signalling: Signalling,
+        signalling: SignalPolicy,
     ) -> Self {
         let depth = u64::from(ring.depth());
         // SAFETY: the poster holds the ring as long as the forms, in whatever order it drops them: forms don't look at it then.
-        let forms = unsafe { Forms::new(&ring, limits.max_sge, key, L::request) };
+        let forms = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
         let interval = match signalling {
-            Signalling::Never => u64::MAX / 2,
-            Signalling::EveryHalf => (depth / 2).max(1),
+            SignalPolicy::None => u64::MAX / 2,
+            SignalPolicy::EveryHalfQueue => (depth / 2).max(1),
         };
         let mut poster = Self {
             next: forms.at(0),
-            left: 0,
+            slots_left: 0,
             ring,
             qp,
-            bad: core::ptr::null_mut(),
+            bad_wr: core::ptr::null_mut(),
             limits,
-            datagrams: Datagrams::default(),
+            ud: UdLimits::default(),
             checkpoint: 0,
             full_at: depth,
             signal_at: interval - 1,
             interval,
             depth,
-            forms,
-            refusal: None,
-            ties: Ties::default(),
+            wqe_slots: forms,
+            rejection: None,
+            tied_windows: TiedWindows::default(),
         };
-        poster.count_from(0);
+        poster.set_checkpoint(0);
         poster
     }
 
     #[inline(always)]
-    pub(super) fn qp(&self) -> Handle<'_> {
-        Handle::new(&self.qp)
+    pub(super) fn qp(&self) -> QpHandle<'_> {
+        QpHandle::new(&self.qp)
     }
 
     /// The form of the next request to be posted.
-    pub(super) fn first(&self) -> *mut Form<L::Request> {
+    pub(super) fn first(&self) -> *mut WqeSlot<L::Wr> {
         self.next
     }
 
@@ -133,9 +133,9 @@ impl<L: Line> Poster<L> {
 
     /// Takes the turn of the next request. False when something has to be looked after before: `make_room` is to follow.
     #[inline(always)]
-    pub(crate) fn take_turn(&mut self) -> bool {
-        let (left, none) = self.left.overflowing_sub(1);
-        self.left = left;
+    pub(crate) fn try_take_slot(&mut self) -> bool {
+        let (left, none) = self.slots_left.overflowing_sub(1);
+        self.slots_left = left;
         !none
     }
 
@@ -148,7 +148,7 @@ impl<L: Line> Poster<L> {
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
         payload: P,
-        write: impl FnOnce(Handle<'_>, *mut Form<L::Request>, &P),
+        write: impl FnOnce(QpHandle<'_>, *mut WqeSlot<L::Wr>, &P),
     ) -> Result<(), Refused> {
         // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
         // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
@@ -156,35 +156,35 @@ impl<L: Line> Poster<L> {
             L::begin_one(self.qp());
             let form = self.next;
             write(self.qp(), form, &payload);
-            self.next = (*form).following;
-            (*(*form).slot).set(payload.into_buffers().into_head());
+            self.next = (*form).next_slot;
+            (*(*form).buffers).set(payload.into_buffers().into_head());
             // Before the device may complete it.
             self.ring.publish_one();
-            L::ring(Handle::new(&self.qp), form, &mut self.bad)
+            L::ring_doorbell(QpHandle::new(&self.qp), form, &mut self.bad_wr)
         };
         if result == 0 {
             return Ok(());
         }
-        Err(self.take_back_one(result))
+        Err(self.reclaim_unposted_one(result))
     }
 
     /// Posts one signalled request that the provider has a `call` of its own for, which is given the request's identity, and returns 0 or an errno value.
-    pub(super) fn post_call(
+    pub(super) fn post_by_verb(
         &mut self,
         verb: &'static str,
         buffers: Buffers,
         call: impl FnOnce(*mut sys::ibv_qp, u64) -> c_int,
     ) -> Result<(), Refused> {
-        if !self.take_turn() && self.make_room(0).is_none() {
-            return Err(self.refuse_one(None, buffers));
+        if !self.try_take_slot() && self.take_slot_at_checkpoint(0).is_none() {
+            return Err(self.reject_one(None, buffers));
         }
-        self.signalled();
+        self.note_signaled();
         let form = self.next;
         // SAFETY: it has its turn, so that the slot and the form are the poster's; both live as long as it.
         let wr_id = unsafe {
-            self.next = (*form).following;
-            (*(*form).slot).set(buffers.into_head());
-            L::identity(&(*form).request)
+            self.next = (*form).next_slot;
+            (*(*form).buffers).set(buffers.into_head());
+            L::wr_id(&(*form).wr)
         };
         // Before the device may complete it.
         self.ring.publish_one();
@@ -193,8 +193,8 @@ impl<L: Line> Poster<L> {
             return Ok(());
         }
         // The provider does not name the request, but there is only one.
-        self.bad = form.cast();
-        let mut refused = self.take_back_one(result);
+        self.bad_wr = form.cast();
+        let mut refused = self.reclaim_unposted_one(result);
         if let Reason::Device { verb: named, .. } = &mut refused.reason {
             *named = verb;
         }
@@ -204,71 +204,71 @@ impl<L: Line> Poster<L> {
     /// Refuses one request that was posted by itself.
     #[cold]
     #[inline(never)]
-    pub(super) fn refuse_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
-        self.refuse_next(reason, buffers);
-        self.refuse()
+    pub(super) fn reject_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
+        self.reject_next(reason, buffers);
+        self.reject_batch()
     }
 
     /// Takes back the request just posted, which the provider did not accept.
     #[cold]
     #[inline(never)]
-    fn take_back_one(&mut self, result: c_int) -> Refused {
-        self.take_back(self.forms.before(self.next), result)
+    fn reclaim_unposted_one(&mut self, result: c_int) -> Refused {
+        self.reclaim_unposted(self.wqe_slots.previous(self.next), result)
     }
 
     /// Sets the checkpoint, and the turns left until then for requests of `position` and after.
     #[inline(always)]
-    fn count_from(&mut self, position: u64) {
+    fn set_checkpoint(&mut self, position: u64) {
         self.checkpoint = self.full_at.min(self.signal_at);
-        self.left = self.checkpoint - position;
+        self.slots_left = self.checkpoint - position;
     }
 
     /// The request that has just taken its turn is signalled: the next one that must be is an interval away.
     #[inline(always)]
-    pub(super) fn signalled(&mut self) {
-        let next = self.checkpoint - self.left;
+    pub(super) fn note_signaled(&mut self) {
+        let next = self.checkpoint - self.slots_left;
         self.signal_at = next - 1 + self.interval;
-        self.count_from(next);
+        self.set_checkpoint(next);
     }
 
     /// Requests from `head` on are forgotten: the counters are as if they had never been staged.
-    fn forget_from(&mut self, head: u64) {
+    fn rewind_to(&mut self, head: u64) {
         // If one of them was signalled, it is not known which was before it: the next one is, to be safe.
         if self.signal_at >= head.saturating_add(self.interval) {
             self.signal_at = head;
         }
         self.full_at = self.ring.retired() + self.depth;
-        self.count_from(head);
+        self.set_checkpoint(head);
     }
 
     /// Looks after what has to be before the next request, whose turn `take_turn` could not take, and takes it. Gives the `flags` that were asked for, and those that it
     /// needs besides; `None` when the queue is full, or the batch refused.
     #[inline(always)]
-    pub(super) fn make_room(&mut self, flags: c_uint) -> Option<c_uint> {
+    pub(super) fn take_slot_at_checkpoint(&mut self, flags: c_uint) -> Option<c_uint> {
         let position = self.checkpoint;
         self.full_at = self.ring.retired() + self.depth;
         // Not in a batch refused: `refuse_next` has seen to that.
         let must = position == self.signal_at;
-        if position == self.full_at || !must && self.refusal.is_some() {
-            self.left = 0;
+        if position == self.full_at || !must && self.rejection.is_some() {
+            self.slots_left = 0;
             return None;
         }
         if must || flags & sys::IBV_SEND_SIGNALED != 0 {
             self.signal_at = position + self.interval;
         }
-        self.count_from(position + 1);
+        self.set_checkpoint(position + 1);
         Some(if must { flags | sys::IBV_SEND_SIGNALED } else { flags })
     }
 
     /// Refuses the next request, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of any request after it.
     #[cold]
     #[inline(never)]
-    pub(super) fn refuse_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
-        let at = self.checkpoint - self.left;
+    pub(super) fn reject_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
+        let at = self.checkpoint - self.slots_left;
         let depth = self.ring.depth();
         let signal_at = self.signal_at;
-        let refusal = self.refusal.get_or_insert_with(|| {
-            Box::new(Refusal {
+        let refusal = self.rejection.get_or_insert_with(|| {
+            Box::new(Rejection {
                 reason: reason.unwrap_or(Reason::QueueFull { depth }),
                 at,
                 signal_at,
@@ -277,19 +277,19 @@ impl<L: Line> Poster<L> {
         });
         refusal.buffers.push(buffers);
         // No request passes by the quick way until the refusal is given, nor because it must be signalled.
-        (self.checkpoint, self.left, self.signal_at) = (at, 0, u64::MAX);
+        (self.checkpoint, self.slots_left, self.signal_at) = (at, 0, u64::MAX);
     }
 
     /// Takes back what was staged, because `refuse_next` has refused one of the batch. None is begun any more.
     #[cold]
     #[inline(never)]
-    fn refuse(&mut self) -> Refused {
+    fn reject_batch(&mut self) -> Refused {
         let head = self.head();
-        let refusal = self.refusal.take().expect("refuse_next has left one");
+        let refusal = self.rejection.take().expect("refuse_next has left one");
         let mut buffers = self.unstage(head, refusal.at);
         buffers.extend(refusal.buffers);
         self.signal_at = refusal.signal_at;
-        self.forget_from(head);
+        self.rewind_to(head);
         Box::new(RefusedBatch {
             queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
             index: (refusal.at - head) as usize,
@@ -302,23 +302,23 @@ impl<L: Line> Poster<L> {
     /// Takes back what the provider did not accept of the requests just posted, of which `first` is the first: from that at `bad` on.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, first: *mut Form<L::Request>, result: c_int) -> Refused {
+    fn reclaim_unposted(&mut self, first: *mut WqeSlot<L::Wr>, result: c_int) -> Refused {
         let error = match result {
             errno if errno > 0 => io::Error::from_raw_os_error(errno),
             _ => io::Error::last_os_error(),
         };
         let end = self.head();
         // As many as fill the queue end where they began.
-        let count = match self.forms.between(first, self.next) {
+        let count = match self.wqe_slots.distance(first, self.next) {
             0 => self.ring.mask() + 1,
             count => count,
         };
         // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
         let bad = self
-            .forms
-            .find(core::mem::replace(&mut self.bad, core::ptr::null_mut()));
-        let accepted = if L::NAMES_THE_REFUSED {
-            bad.map(|form| self.forms.between(first, form))
+            .wqe_slots
+            .find(core::mem::replace(&mut self.bad_wr, core::ptr::null_mut()));
+        let accepted = if L::REPORTS_BAD_WR {
+            bad.map(|form| self.wqe_slots.distance(first, form))
                 .filter(|&accepted| accepted < count)
                 .unwrap_or(count)
         } else {
@@ -326,9 +326,9 @@ impl<L: Line> Poster<L> {
         };
         let head = end - count + accepted;
         self.ring.publish(head);
-        self.next = self.forms.at(head);
+        self.next = self.wqe_slots.at(head);
         let buffers = self.unstage(head, end);
-        self.forget_from(head);
+        self.rewind_to(head);
         let posted = accepted as usize;
         Box::new(RefusedBatch {
             queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
@@ -349,13 +349,13 @@ impl<L: Line> Poster<L> {
 }
 
 /// A batch being built: what it has staged of a poster's queue. Dropped before [`finish`](Self::finish), by an unwinding panic, it takes all back.
-pub(crate) struct Staging<'q, L: Line> {
+pub(crate) struct Staging<'q, L: WorkQueue> {
     pub(super) poster: &'q mut Poster<L>,
     /// The form of the next request. Once the batch is refused, that of its first: it ends as if it were empty.
-    pub(super) next: *mut Form<L::Request>,
+    pub(super) next: *mut WqeSlot<L::Wr>,
 }
 
-impl<'q, L: Line> Staging<'q, L> {
+impl<'q, L: WorkQueue> Staging<'q, L> {
     #[inline(always)]
     pub(crate) fn new(poster: &'q mut Poster<L>) -> Self {
         let next = poster.next;
@@ -366,7 +366,7 @@ impl<'q, L: Line> Staging<'q, L> {
 
     /// How many requests are staged.
     pub(crate) fn len(&self) -> u64 {
-        self.poster.checkpoint - self.poster.left - self.poster.head()
+        self.poster.checkpoint - self.poster.slots_left - self.poster.head()
     }
 
     /// Gives all that was staged to the provider: one doorbell.
@@ -376,71 +376,71 @@ impl<'q, L: Line> Staging<'q, L> {
         let next = this.next;
         let poster = &mut *this.poster;
         if next == poster.next {
-            return poster.finish_unusual();
+            return poster.finish_empty_or_full();
         }
-        poster.hand_over(next)
+        poster.post_staged(next)
     }
 }
 
-impl<L: Line> Poster<L> {
+impl<L: WorkQueue> Poster<L> {
     /// Gives what was staged up to `next` to the provider, which is at least one request.
     #[inline(always)]
-    fn hand_over(&mut self, next: *mut Form<L::Request>) -> Result<(), Refused> {
+    fn post_staged(&mut self, next: *mut WqeSlot<L::Wr>) -> Result<(), Refused> {
         let first = self.next;
-        let last = self.forms.before(next);
+        let last = self.wqe_slots.previous(next);
         self.next = next;
         // Before the device may complete them.
-        self.ring.publish(self.checkpoint - self.left);
+        self.ring.publish(self.checkpoint - self.slots_left);
         // SAFETY: the queue pair is live. Each of these forms was written as staging requires; their buffers are owned by the ring, which keeps them until completed,
         // or until the queue pair is destroyed.
         let result = unsafe {
-            L::end(last);
-            L::ring(Handle::new(&self.qp), first, &mut self.bad)
+            L::end_chain(last);
+            L::ring_doorbell(QpHandle::new(&self.qp), first, &mut self.bad_wr)
         };
         if result == 0 {
             return Ok(());
         }
-        Err(self.take_back(first, result))
+        Err(self.reclaim_unposted(first, result))
     }
 
     /// Finishes a batch that ends where it began: a refused one, an empty one, or one that fills the queue.
     #[cold]
     #[inline(never)]
-    fn finish_unusual(&mut self) -> Result<(), Refused> {
-        let empty = self.checkpoint - self.left == self.head();
-        if empty || self.refusal.is_some() {
+    fn finish_empty_or_full(&mut self) -> Result<(), Refused> {
+        let empty = self.checkpoint - self.slots_left == self.head();
+        if empty || self.rejection.is_some() {
             // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
             unsafe { L::abort(self.qp()) };
         }
-        if self.refusal.is_some() {
-            return Err(self.refuse());
+        if self.rejection.is_some() {
+            return Err(self.reject_batch());
         }
         if empty {
             return Ok(());
         }
-        self.hand_over(self.next)
+        self.post_staged(self.next)
     }
 
     /// Takes back all of a batch, because the closure that builds it has panicked.
     #[cold]
     #[inline(never)]
-    fn abandon(&mut self) {
+    fn discard(&mut self) {
         // SAFETY: begun in `Staging::new`, and neither completed nor aborted.
         unsafe { L::abort(self.qp()) };
-        let (head, next) = (self.head(), self.checkpoint - self.left);
+        let (head, next) = (self.head(), self.checkpoint - self.slots_left);
         drop(self.unstage(head, next));
-        if let Some(refusal) = self.refusal.take() {
+        if let Some(refusal) = self.rejection.take() {
             self.signal_at = refusal.signal_at;
         }
-        self.forget_from(head);
+        self.rewind_to(head);
     }
 }
 
-impl<L: Line> Drop for Staging<'_, L> {
+impl<L: WorkQueue> Drop for Staging<'_, L> {
     /// Only an unwinding panic in the closure that builds the batch comes here.
     #[inline(always)]
     fn drop(&mut self) {
-        self.poster.abandon();
+        self.poster.discard();
     }
 }
 
@@ -450,17 +450,17 @@ impl<L: Line> Drop for Staging<'_, L> {
 /// It has its turn, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
 /// Inline data stays readable until the batch is finished.
 #[inline(always)]
-pub(crate) unsafe fn push<L: Line, P: Payload>(
+pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
     poster: &mut Poster<L>,
-    next: &mut *mut Form<L::Request>,
+    next: &mut *mut WqeSlot<L::Wr>,
     payload: P,
-    write: impl FnOnce(Handle<'_>, *mut Form<L::Request>, &P),
+    write: impl FnOnce(QpHandle<'_>, *mut WqeSlot<L::Wr>, &P),
 ) {
     let form = *next;
     write(poster.qp(), form, &payload);
     // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
     unsafe {
-        *next = (*form).following;
-        (*(*form).slot).set(payload.into_buffers().into_head());
+        *next = (*form).next_slot;
+        (*(*form).buffers).set(payload.into_buffers().into_head());
     }
 }
