@@ -1,4 +1,4 @@
-//! Batches: any number of requests, one doorbell.
+//! Post lists: any number of work requests, one doorbell (doorbell batching).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -21,9 +21,12 @@ use crate::wr::op::{self, Immediate, Message, Operation, UNBOUNDED};
 use crate::wr::payload::sealed::Stage;
 use crate::wr::payload::{Inline, Limits, One, Payload, Several, Window};
 
-/// The requests of one doorbell, being built: see [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are posted.
+/// The requests of one doorbell while they are built: see
+/// [`QueuePair::post`](crate::QueuePair::post). Inline data must live for `'d`, until they are
+/// posted.
 ///
-/// Each method adds a request, and returns it to be refined: `batch.write(buffer, remote).imm(7).signalled();`.
+/// Each method adds a request and returns it for options:
+/// `batch.write(buffer, remote).imm(7).signalled();`.
 pub struct Batch<'q, 'd, T: Transport = Rc, B: Backend = PostList> {
     staging: Staging<'q, B>,
     data: PhantomData<&'d [u8]>,
@@ -58,7 +61,8 @@ impl<'d, T: Transport, B: Backend> Batch<'_, 'd, T, B> {
     }
 }
 
-/// Posts one request of at most `room` bytes, by a shorter way than a batch of one: nothing to chain, nothing to take back.
+/// The fast path of posting one request of at most `max_len` bytes: no chain to link, nothing to
+/// undo.
 #[inline(always)]
 pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -73,12 +77,13 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     {
         return post_one_slow_path(poster, op, room, payload);
     }
-    // SAFETY: there is room, and the payload is one element within the limits. The request is complete: operation, flags, list. Inline data is borrowed by the
-    // payload for longer than this call.
+    // SAFETY: a slot was taken, and the payload is one element within the limits. The request is
+    // complete: operation, flags, list. Inline data is borrowed by the payload for longer than this
+    // call.
     unsafe { poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, 0)) }
 }
 
-/// Posts one request that cannot simply be posted, or refuses it.
+/// Posts one request at a checkpoint or with a payload of several elements, or rejects it.
 #[cold]
 #[inline(never)]
 fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
@@ -88,7 +93,8 @@ fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     payload: P,
 ) -> Result<(), Refused> {
     if !op.rejects(payload.bytes(), room) && payload.fits(poster.limits) && B::supports(poster.qp(), &op) {
-        // One that is single has not got its turn; another has not asked for it.
+        // A single-element request has tried to take a slot and failed; any other has not tried
+        // yet.
         let flags = if !payload.is_single(poster.limits) && poster.try_take_slot() {
             Some(0)
         } else {
@@ -105,7 +111,7 @@ fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
     Err(poster.reject_one(reason, payload.into_buffers()))
 }
 
-/// What is wrong with a request that has `room` for so many bytes; `None` if nothing is.
+/// Why a request for at most `max_len` bytes is invalid; `None` if it is valid.
 fn reject_reason<B: Backend, O: Operation, P: Payload>(
     poster: &Poster<B>,
     op: O,
@@ -119,7 +125,7 @@ fn reject_reason<B: Backend, O: Operation, P: Payload>(
         .or_else(|| payload.reject_reason(poster.limits))
 }
 
-/// Stages a request at `next`, or keeps its buffers with the refusal.
+/// Stages a request at `next`, or keeps its buffers with the rejection.
 #[inline(always)]
 fn stage<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -140,14 +146,15 @@ fn stage<B: Backend, O: Operation, P: Payload>(
     if flags & sys::IBV_SEND_SIGNALED != 0 {
         poster.note_signaled();
     }
-    // SAFETY: it has its turn, and the limits were kept to.
+    // SAFETY: it has its slot, and the limits were kept to.
     unsafe { stage_in_slot(poster, next, op, payload, flags) }
 }
 
 /// Stages a request at `next`.
 ///
 /// # Safety
-/// It has its turn, and the payload keeps to the queue pair's limits, which takes this operation.
+/// It has taken a slot; the payload is within the queue pair's limits, and the queue pair supports
+/// the operation.
 #[inline(always)]
 unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -156,8 +163,8 @@ unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     payload: P,
     flags: c_uint,
 ) {
-    // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed for 'd of the batch, which outlives `finish` because `post`'s caller
-    // chose it.
+    // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed
+    // for 'd of the batch, which outlives `finish` because `post`'s caller chose it.
     unsafe {
         push(poster, next, payload, |qp, form, payload| {
             B::write(qp, form, (*form).next_slot, &op, payload, flags)
@@ -165,8 +172,8 @@ unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     }
 }
 
-/// Stages a request that could not take its turn, or refuses it. Returns the form of the next one. It cannot unwind, so that whoever builds a batch need not have all
-/// of it in memory.
+/// Stages a request at a checkpoint, or rejects it. Returns the slot of the next request.
+/// `extern "C"`: it cannot unwind, so callers need not spill the batch to memory.
 #[cold]
 #[inline(never)]
 extern "C" fn stage_at_checkpoint<B: Backend, O: Operation, P: Payload>(
@@ -180,13 +187,13 @@ extern "C" fn stage_at_checkpoint<B: Backend, O: Operation, P: Payload>(
     let Some(flags) = poster.take_slot_at_checkpoint(flags) else {
         return reject(poster, op, room, payload);
     };
-    // SAFETY: it has its turn, and the limits were kept to.
+    // SAFETY: it has its slot, and the limits were kept to.
     unsafe { stage_in_slot(poster, &mut next, op, payload, flags) };
     next
 }
 
-/// Refuses a request, and the batch: keeps its buffers with the refusal. Returns the form of the batch's first request: it ends as if it were empty. It cannot unwind
-/// either.
+/// Rejects a request, and with it the batch, and keeps its buffers. Returns the slot of the batch's
+/// first request, as if the batch were empty. It cannot unwind either.
 #[cold]
 #[inline(never)]
 extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
@@ -201,7 +208,8 @@ extern "C" fn reject<B: Backend, O: Operation, P: Payload>(
 }
 
 impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
-    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key.
+    /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which accepts them if `qkey` is
+    /// its Q_Key.
     #[inline(always)]
     pub fn send_to<S: Source>(
         &mut self,
@@ -298,7 +306,8 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
 
 /// Memory windows.
 impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
-    /// Binds a window to `range` of a buffer's bytes, for the peer to have the rights that `grants` names. Requests after it find it bound.
+    /// Binds a window to `range` of a buffer's bytes, granting the peer the rights `grants`.
+    /// Requests after it find it bound.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
@@ -314,7 +323,7 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::Bind(binding), UNBOUNDED, Window::new(on_its_way))
     }
 
-    /// Takes a window's key away (local invalidate). From its completion on the peer can do nothing by it.
+    /// Local invalidate: revokes a window's key. After its completion the peer has no access by it.
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
         let (binding, on_its_way) = window.unbinding();
         self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(on_its_way))
@@ -322,7 +331,8 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
 }
 
 impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
-    /// SENDs the buffer's bytes, and takes away the key `rkey` of a window that the peer has bound by its end of this connection.
+    /// SENDs the buffer's bytes and invalidates `rkey`, the key of a window that the peer has bound
+    /// on its end of this connection (SEND with invalidate).
     #[inline(always)]
     pub fn send_with_invalidate<S: Source>(
         &mut self,
@@ -344,13 +354,14 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
 }
 
 impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
-    /// READs as many bytes as the buffer has from the beginning of `remote`.
+    /// READs from the beginning of `remote`, as many bytes as the buffer has.
     #[inline(always)]
     pub fn read<S: Sink>(&mut self, buffer: S, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read, One<S>, B> {
         self.stage(op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
-    /// READs as many bytes as the buffers have together from the beginning of `remote`, filling one after the other.
+    /// READs from the beginning of `remote`, as many bytes as the buffers have together, filling
+    /// them in order.
     #[inline(always)]
     pub fn read_scatter<S: Sink, const N: usize>(
         &mut self,
@@ -360,7 +371,8 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         self.stage(op::Read::new(remote), remote.len(), Several::new(buffers))
     }
 
-    /// Sets the peer's word to `swap` if it is `compare`, atomically; the old value comes back in `word`.
+    /// Sets the peer's word to `swap` if it equals `compare`, atomically; `word` returns with the
+    /// old value.
     #[inline(always)]
     pub fn compare_swap(
         &mut self,
@@ -380,39 +392,39 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
         )
     }
 
-    /// Adds `add` to the peer's word, modulo 2^64, atomically; the old value comes back in `word`.
+    /// Adds `add` to the peer's word, modulo 2^64, atomically; `word` returns with the old value.
     #[inline(always)]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd, One<Word>, B> {
         self.stage(op::FetchAdd { word: at, add }, UNBOUNDED, One::new(word))
     }
 }
 
-/// A request of a batch, to be refined (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It takes its place in the batch when it is dropped, at the end of the
-/// statement; one that is leaked instead is not posted.
+/// A work request of a batch, open for options (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It is
+/// staged when it is dropped, at the end of the statement; one that is leaked is not posted.
 pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
     next: &'b mut *mut WqeSlot<B::Wr>,
     op: O,
-    /// How many bytes the message may have.
+    /// The longest message that the target takes, in bytes.
     room: u64,
     payload: ManuallyDrop<P>,
     flags: c_uint,
 }
 
 impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
-    /// Has a completion of its own, which confirms the unsignalled requests before it too.
+    /// Generates a completion (signaled), which also retires the unsignalled requests before it.
     #[inline(always)]
     pub fn signalled(self) -> Self {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
-    /// As [`signalled`](Request::signalled) where `signal` says so: of a stream of requests one in so many has a completion.
+    /// As [`signalled`](Request::signalled) if `signal`: for selective signaling, one request in N.
     #[inline(always)]
     pub fn signalled_if(self, signal: bool) -> Self {
         if signal { self.signalled() } else { self }
     }
 
-    /// Waits until READs and atomics before it are done (IBTA vol 1, 10.8.3.3).
+    /// Fence: waits until earlier READs and atomics have completed (IBTA vol 1, 10.8.3.3).
     #[inline(always)]
     pub fn fence(self) -> Self {
         self.add(sys::IBV_SEND_FENCE)
@@ -424,7 +436,6 @@ impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
         self
     }
 
-    /// The same with another operation.
     #[inline(always)]
     fn map<Q: Operation>(self, to: impl FnOnce(O) -> Q) -> Request<'b, Q, P, B> {
         let this = ManuallyDrop::new(self);
@@ -452,7 +463,8 @@ impl<O: Operation, P: Payload, B: Backend> Drop for Request<'_, O, P, B> {
 }
 
 impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
-    /// Carries 32 bits to the peer's completion. A WRITE then consumes a receive of the peer's.
+    /// Immediate data: 32 bits for the peer's completion. A WRITE with it consumes a receive of the
+    /// peer.
     #[inline(always)]
     pub fn imm(self, imm: u32) -> Request<'b, op::WithImmediate<O>, P, B> {
         self.map(|op| op::WithImmediate { op, imm })
@@ -460,14 +472,16 @@ impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
 }
 
 impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
-    /// Wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a WRITE only with [`imm`](Self::imm).
+    /// Solicited event: wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a
+    /// WRITE only with [`imm`](Self::imm).
     #[inline(always)]
     pub fn solicited(self) -> Self {
         self.add(sys::IBV_SEND_SOLICITED)
     }
 }
 
-/// The receives of one call, being built: see [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
+/// The receives of one call while they are built: see
+/// [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
 pub struct ReceiveBatch<'q, T: Transport = Rc> {
     staging: Staging<'q, Receives>,
     transport: PhantomData<T>,
@@ -487,24 +501,25 @@ impl<T: Transport> ReceiveBatch<'_, T> {
         batch.staging.finish()
     }
 
-    /// Posts one receive, by a shorter way than a batch of one.
+    /// The fast path of posting one receive.
     #[inline(always)]
     pub(super) fn post_one(poster: &mut Poster<Receives>, buffer: impl Sink) -> Result<(), Refused> {
         let payload = One::new(buffer);
         if payload.bytes() < T::HEADROOM || !poster.try_take_slot() {
             return receive_one_slow_path(poster, payload, T::HEADROOM);
         }
-        // SAFETY: there is room. A receive has nothing but its list, here of one element.
+        // SAFETY: a slot was taken. A receive has nothing but its list, here of one element.
         unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
     }
 
-    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram comes behind [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
+    /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram starts
+    /// after [`GRH_BYTES`](crate::GRH_BYTES) bytes of header.
     #[inline(always)]
     pub fn receive(&mut self, buffer: impl Sink) {
         self.stage(One::new(buffer));
     }
 
-    /// Receives a message into several buffers, one filled after the other.
+    /// Receives a message into several buffers, filled in order.
     #[inline(always)]
     pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
         self.stage(Several::new(buffers));
@@ -521,7 +536,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
             *next = receive_at_checkpoint(poster, *next, payload);
             return;
         }
-        // SAFETY: it has its turn, and the limits were kept to. A receive has nothing but its list.
+        // SAFETY: it has its slot, and the limits were kept to. A receive has nothing but its list.
         unsafe {
             push(poster, next, payload, |_, form, payload| {
                 Receives::write(form, (*form).next_slot, payload)
@@ -530,7 +545,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
     }
 }
 
-/// As [`post_one_with_care`].
+/// As [`post_one_slow_path`].
 #[cold]
 #[inline(never)]
 fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, headroom: u64) -> Result<(), Refused> {
@@ -542,7 +557,7 @@ fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, h
     unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
 }
 
-/// As [`stage_out_of_turn`].
+/// As [`stage_at_checkpoint`].
 #[cold]
 #[inline(never)]
 extern "C" fn receive_at_checkpoint<P: Payload>(
@@ -562,7 +577,7 @@ extern "C" fn receive_at_checkpoint<P: Payload>(
     next
 }
 
-/// As [`refuse`].
+/// As [`reject`].
 #[cold]
 #[inline(never)]
 extern "C" fn reject_receive<P: Payload>(
@@ -575,7 +590,8 @@ extern "C" fn reject_receive<P: Payload>(
     poster.first()
 }
 
-/// What is wrong with a receive that must have `headroom` for the header in front of a message; `None` if nothing is.
+/// Why a receive is invalid that needs `headroom` bytes for the header before a message; `None` if
+/// it is valid.
 fn receive_reject_reason(headroom: u64, payload: &impl Payload, limits: Limits) -> Option<Reason> {
     let len = payload.bytes();
     let short = (len < headroom).then_some(Reason::NoRoomForHeader { len });

@@ -15,10 +15,11 @@ use crate::types::{Mtu, QKey, Qpn};
 use crate::wr::op::{self, UNBOUNDED};
 use crate::wr::payload::{Inline, One};
 
-/// What a UD queue pair asks of a datagram and its address handle; all zero for others.
+/// Limits that a UD queue pair sets on datagrams and address handles; all zero for other
+/// transports.
 #[derive(Default)]
 pub(super) struct UdLimits {
-    /// The address of the protection domain, to compare.
+    /// The address of the protection domain, for comparison.
     pub(super) pd: usize,
     pub(super) port: u8,
     /// The longest message in bytes.
@@ -26,7 +27,8 @@ pub(super) struct UdLimits {
 }
 
 impl UdLimits {
-    /// The operation that sends to `ah`, and the room for its message; one that is refused, if the handle is not the queue pair's to use.
+    /// The operation that sends to `ah`, and its longest message; with a null handle, which posting
+    /// rejects, if the handle is of another protection domain or port.
     #[inline(always)]
     pub(super) fn send_to(&self, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> (op::SendTo, u64) {
         let raw = if ah.serves(self.pd, self.port) {
@@ -43,15 +45,19 @@ impl UdLimits {
     }
 }
 
-/// A queue pair in use: requests go out by [`post`](Self::post) and its short forms, receives by [`post_receives`](Self::post_receives), and what became of
-/// them comes from the completion queues given when it was made (IBTA vol 1, 10.2.4).
+/// A queue pair in use: requests are posted by [`post`](Self::post) and its short forms, receives
+/// by [`post_receives`](Self::post_receives), and their results come from the completion queues
+/// given when it was made (IBTA vol 1, 10.2.4).
 ///
-/// Sends are unsignalled unless they say otherwise: their buffers come back with the next signalled one's completion. At the latest every half queue the
-/// library signals one by itself, so that the queue never stands still.
+/// Sends are unsignalled by default (selective signaling): their buffers come back with the next
+/// signalled completion. The library signals at least one request per half queue, so that the send
+/// queue never stalls full of unsignalled requests.
 ///
-/// What it can be asked for depends on its [`Transport`]: [`Rc`] has all operations, [`Uc`](crate::Uc) SEND and WRITE, and [`Ud`](crate::Ud) SEND to any number of peers.
+/// Its [`Transport`] decides which operations it has: [`Rc`] all, [`Uc`](crate::Uc) SEND and WRITE,
+/// [`Ud`](crate::Ud) SEND to any number of peers.
 ///
-/// Dropping it takes it to the error state and destroys it; the buffers it has in flight are dropped when its completion queues are next polled (or dropped).
+/// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its
+/// completion queues are next polled (or dropped).
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
     pub(super) send: Poster<B>,
@@ -74,36 +80,39 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         self.object.raw()
     }
 
-    /// Posts all the requests that `build` makes, by one call of the device: one doorbell (ibv_post_send(3)).
+    /// Posts all requests that `build` makes by one call of the provider: one doorbell
+    /// (ibv_post_send(3)).
     ///
     /// Nothing is posted unless all of them fit the queue and their targets.
     ///
     /// # Errors
-    /// When a request is refused, here (then none is posted) or by the device (then those before it are). The buffers come back with the error.
+    /// When a request is rejected, here (then none is posted) or by the device (then those before
+    /// it are). The buffers come back with the error.
     #[inline(always)]
     pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
 
-    /// Its number.
+    /// Its queue pair number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.object.qpn()
     }
 
-    /// How many bytes a request may carry inline: as many as asked for, or more.
+    /// The most bytes that a request may carry inline: as many as requested, or more.
     #[must_use]
     pub fn max_inline(&self) -> u32 {
         self.send.limits.max_inline
     }
 
-    /// How many requests have been posted to the send queue: the [`sequence`](crate::Completion::sequence) of the next one.
+    /// The number of requests posted to the send queue so far: the
+    /// [`sequence`](crate::Completion::sequence) of the next one.
     #[must_use]
     pub fn next_send(&self) -> u64 {
         self.send.head()
     }
 
-    /// How many more requests the send queue takes now.
+    /// Free slots of the send queue.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.send.depth() - self.send.in_flight()
@@ -111,7 +120,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
-    /// Posts all the receives that `build` makes, by one call of the device (ibv_post_recv(3)). Messages fill them in this order.
+    /// Posts all receives that `build` makes, by one call of the provider (ibv_post_recv(3)).
+    /// Messages consume them in this order.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -129,13 +139,14 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
 
-    /// How many receives have been posted: the [`sequence`](crate::Completion::sequence) of the next one.
+    /// The number of receives posted so far: the [`sequence`](crate::Completion::sequence) of the
+    /// next one.
     #[must_use]
     pub fn next_receive(&self) -> u64 {
         self.recv.head()
     }
 
-    /// How many more receives it takes now.
+    /// Free slots of the receive queue.
     #[must_use]
     pub fn receive_room(&self) -> u32 {
         self.recv.depth() - self.recv.in_flight()
@@ -143,7 +154,8 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: Connectionless, B: Backend> QueuePair<T, B> {
-    /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which receives it if `qkey` is its key. At most [`max_datagram`](Self::max_datagram) bytes.
+    /// Posts one SEND of the buffer's bytes to the queue pair `qpn` at `ah`, which accepts it if
+    /// `qkey` is its Q_Key. At most [`max_datagram`](Self::max_datagram) bytes.
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
@@ -153,7 +165,8 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op, room, One::new(buffer))
     }
 
-    /// Posts one SEND of `bytes`, which may be changed at once, as [`send_to`](Self::send_to) does.
+    /// Posts one SEND of `bytes` inline (they may be reused at once), as [`send_to`](Self::send_to)
+    /// does.
     ///
     /// # Errors
     /// As for [`send_to`](Self::send_to).
@@ -163,13 +176,13 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op, room, Inline::new(bytes))
     }
 
-    /// What others must know to send to it.
+    /// The address that peers need to send to it.
     #[must_use]
     pub fn endpoint(&self) -> UdEndpoint {
         self.link
     }
 
-    /// The longest message that it sends, in bytes: one packet. What it sends to may take less.
+    /// The longest message that it sends, in bytes: one packet. The destination may take less.
     #[must_use]
     pub fn max_datagram(&self) -> u32 {
         self.send.ud.max_len
@@ -186,7 +199,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op::Send, UNBOUNDED, One::new(buffer))
     }
 
-    /// Posts one SEND of `bytes`, which may be changed at once.
+    /// Posts one SEND of `bytes` inline: they may be reused at once.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -204,7 +217,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op::Write::new(remote), remote.len(), One::new(buffer))
     }
 
-    /// Posts one RDMA WRITE of `bytes`, which may be changed at once, to the beginning of `remote`.
+    /// Posts one RDMA WRITE of `bytes` inline (they may be reused at once) to the beginning of
+    /// `remote`.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -213,13 +227,13 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op::Write::new(remote), remote.len(), Inline::new(bytes))
     }
 
-    /// What it is connected to.
+    /// The peer's endpoint.
     #[must_use]
     pub fn peer(&self) -> &Endpoint {
         &self.link.peer
     }
 
-    /// The path MTU in use: the smaller of the two ends'.
+    /// The path MTU in use: the smaller of both ends'.
     #[must_use]
     pub fn mtu(&self) -> Mtu {
         self.link.mtu
@@ -227,7 +241,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: Reliable, B: Backend> QueuePair<T, B> {
-    /// Posts one RDMA READ from the beginning of `remote`, as many bytes as `buffer` has.
+    /// Posts one RDMA READ from the beginning of `remote`, of the buffer's length.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -236,7 +250,7 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op::Read::new(remote), remote.len(), One::new(buffer))
     }
 
-    /// Posts one compare-and-swap; the old value comes back in `word`.
+    /// Posts one compare-and-swap; `word` returns with the old value.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -250,7 +264,7 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
         post_one(&mut self.send, op, UNBOUNDED, One::new(word))
     }
 
-    /// Posts one fetch-and-add; the old value comes back in `word`.
+    /// Posts one fetch-and-add; `word` returns with the old value.
     ///
     /// # Errors
     /// As for [`post`](Self::post).

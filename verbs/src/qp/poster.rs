@@ -1,8 +1,10 @@
-//! Staging a batch: requests are written into the queue's forms, counted, and given to the provider by one doorbell, or taken back.
+//! The producer side of a work queue: requests are written into WQE slots, counted, and posted by
+//! one doorbell, or reclaimed.
 //!
-//! What changes with every request is the form that comes next, and how many *turns* are left: how many requests may be staged before something has to be looked
-//! after, be it that the queue may be full or that a request must be signalled. So one count, going down, is the only check that a request in the middle of a
-//! batch costs; everything else waits for it to pass zero.
+//! Per request only the next slot and the number of *slots left* change: how many requests may be
+//! staged before the next *checkpoint*, where the queue may be full or a request must be signalled.
+//! So one decrement is the only check that a request costs on the fast path; everything else waits
+//! until it passes zero.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::ManuallyDrop;
@@ -18,62 +20,66 @@ use super::ring::Ring;
 use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
 
-/// The poster's side of one queue.
+/// The producer of one work queue.
 pub(crate) struct Poster<L: WorkQueue> {
-    /// The form of the next request to be posted.
+    /// The slot of the next request to be posted.
     next: *mut WqeSlot<L::Wr>,
-    /// Turns left for requests to be staged; one too few, `u64::MAX`, when one could not be taken.
+    /// Slots that may be filled before the checkpoint; `u64::MAX` after an attempt that found none.
     slots_left: u64,
     ring: Arc<Ring>,
     qp: *mut sys::ibv_qp,
-    /// Which request the provider has refused, as it said in the last call that failed; null before it is made. Here, as a stack frame for it would cost as
-    /// much as the rest of a call.
+    /// `bad_wr`: the request that the provider rejected in the last failed call; initialised to
+    /// null. Kept here, as a stack frame for it would cost as much as the rest of a call.
     bad_wr: *mut L::Wr,
     pub(super) limits: Limits,
     pub(super) ud: UdLimits,
-    /// The position at which something has to be looked after: the smaller of the two below. `checkpoint - left` is the position of the next request to be staged.
+    /// The position of the next checkpoint: the smaller of the two below. `checkpoint - slots_left`
+    /// is the position of the next request to be staged.
     checkpoint: u64,
-    /// The position that would be one too many: the tail when last looked at, plus the depth.
+    /// The first position beyond the queue: the tail as last read, plus the depth.
     full_at: u64,
-    /// The position whose request is signalled in any case: `interval` after the last one signalled.
+    /// The position whose request is always signalled: `interval` after the last signalled one.
     signal_at: u64,
     interval: u64,
-    /// The ring's.
+    /// The ring's depth.
     depth: u64,
     wqe_slots: WqeSlots<L::Wr>,
-    /// Why the batch being built is refused, if it is.
+    /// Why the batch being built is rejected, if it is.
     rejection: Option<Box<Rejection>>,
-    /// The memory windows that go with the queue pair.
+    /// The memory windows of type 2 that this queue pair has bound.
     pub(super) tied_windows: TiedWindows,
 }
 
 struct Rejection {
     reason: Reason,
-    /// The position of the refused request.
+    /// The position of the rejected request.
     at: u64,
-    /// The poster's, as it was then.
+    /// `signal_at` of the poster at that moment.
     signal_at: u64,
-    /// The buffers of the refused request and those after it.
+    /// The buffers of the rejected request and of those after it.
     buffers: Vec<Buffers>,
 }
 
-/// Which requests of a queue are signalled without being asked to.
+/// Selective signaling: which requests the library signals by itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SignalPolicy {
-    /// None: the device signals each.
+    /// None: the queue pair signals every request (`sq_sig_all`).
     None,
-    /// One at least every half queue: when the queue is full, a completion is on its way, and frees at least half of it.
+    /// At least one per half queue: when the queue is full, a completion is in flight that frees at
+    /// least half of it.
     EveryHalfQueue,
 }
 
-// SAFETY: `qp` is only passed to verbs, which may be called from any thread; forms and ring are Send.
+// SAFETY: `qp` is only passed to verbs, which may be called from any thread; slots and ring are
+// Send.
 unsafe impl<L: WorkQueue> Send for Poster<L> {}
 // SAFETY: shared access only reads counters.
 unsafe impl<L: WorkQueue> Sync for Poster<L> {}
 
 impl<L: WorkQueue> Poster<L> {
     /// # Safety
-    /// `qp` is live as long as the poster is used; the poster is the ring's only one; `key` is the ring's in its completion queue.
+    /// `qp` is live as long as the poster is used; the poster is the ring's only one; `key` is the
+    /// ring's in its completion queue.
     pub(crate) unsafe fn new(
         qp: *mut sys::ibv_qp,
         ring: Arc<Ring>,
@@ -82,7 +88,8 @@ impl<L: WorkQueue> Poster<L> {
         signalling: SignalPolicy,
     ) -> Self {
         let depth = u64::from(ring.depth());
-        // SAFETY: the poster holds the ring as long as the forms, in whatever order it drops them: forms don't look at it then.
+        // SAFETY: the poster holds the ring as long as the slots, in whatever order it drops them:
+        // dropping the slots does not access it.
         let forms = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
         let interval = match signalling {
             SignalPolicy::None => u64::MAX / 2,
@@ -114,7 +121,7 @@ impl<L: WorkQueue> Poster<L> {
         QpHandle::new(&self.qp)
     }
 
-    /// The form of the next request to be posted.
+    /// The slot of the next request to be posted.
     pub(super) fn first(&self) -> *mut WqeSlot<L::Wr> {
         self.next
     }
@@ -131,7 +138,8 @@ impl<L: WorkQueue> Poster<L> {
         self.ring.depth()
     }
 
-    /// Takes the turn of the next request. False when something has to be looked after before: `make_room` is to follow.
+    /// Takes a slot for the next request. False at a checkpoint: `take_slot_at_checkpoint` must
+    /// follow.
     #[inline(always)]
     pub(crate) fn try_take_slot(&mut self) -> bool {
         let (left, none) = self.slots_left.overflowing_sub(1);
@@ -139,26 +147,28 @@ impl<L: WorkQueue> Poster<L> {
         !none
     }
 
-    /// Posts one request, `write`n into a form.
+    /// Posts one request, which `write` writes into its slot.
     ///
     /// # Safety
-    /// It has its turn. `write` writes the request of its line completely, with none to follow, with `payload`, which keeps
-    /// to the queue pair's limits, and does not panic; inline data stays readable until this returns.
+    /// A slot was taken. `write` writes the work request completely, with no successor, with
+    /// `payload`, which keeps to the queue pair's limits, and does not panic; inline data stays
+    /// readable until this returns.
     #[inline(always)]
     pub(crate) unsafe fn post_one<P: Payload>(
         &mut self,
         payload: P,
         write: impl FnOnce(QpHandle<'_>, *mut WqeSlot<L::Wr>, &P),
     ) -> Result<(), Refused> {
-        // SAFETY: there is room, so that the slot and the form are the poster's; both live as long as it. The queue pair is live. The buffers are owned by the
-        // ring from here on, which keeps them until completed, or until the queue pair is destroyed.
+        // SAFETY: a slot was taken, so that the WQE slot and its buffer slot are the poster's; both
+        // live as long as it. The queue pair is live. The buffers are owned by the ring from here
+        // on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
             L::begin_one(self.qp());
             let form = self.next;
             write(self.qp(), form, &payload);
             self.next = (*form).next_slot;
             (*(*form).buffers).set(payload.into_buffers().into_head());
-            // Before the device may complete it.
+            // Before the doorbell: the device may complete it at once.
             self.ring.publish_one();
             L::ring_doorbell(QpHandle::new(&self.qp), form, &mut self.bad_wr)
         };
@@ -168,7 +178,8 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted_one(result))
     }
 
-    /// Posts one signalled request that the provider has a `call` of its own for, which is given the request's identity, and returns 0 or an errno value.
+    /// Posts one signalled request for which the provider has a `call` of its own; `call` gets the
+    /// wr_id and returns 0 or an errno value.
     pub(super) fn post_by_verb(
         &mut self,
         verb: &'static str,
@@ -180,7 +191,8 @@ impl<L: WorkQueue> Poster<L> {
         }
         self.note_signaled();
         let form = self.next;
-        // SAFETY: it has its turn, so that the slot and the form are the poster's; both live as long as it.
+        // SAFETY: a slot was taken, so that the WQE slot and its buffer slot are the poster's; both
+        // live as long as it.
         let wr_id = unsafe {
             self.next = (*form).next_slot;
             (*(*form).buffers).set(buffers.into_head());
@@ -192,7 +204,7 @@ impl<L: WorkQueue> Poster<L> {
         if result == 0 {
             return Ok(());
         }
-        // The provider does not name the request, but there is only one.
+        // The provider does not report the rejected request, but there is only one.
         self.bad_wr = form.cast();
         let mut refused = self.reclaim_unposted_one(result);
         if let Reason::Device { verb: named, .. } = &mut refused.reason {
@@ -201,7 +213,7 @@ impl<L: WorkQueue> Poster<L> {
         Err(refused)
     }
 
-    /// Refuses one request that was posted by itself.
+    /// Rejects one request that was posted by itself.
     #[cold]
     #[inline(never)]
     pub(super) fn reject_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
@@ -209,21 +221,22 @@ impl<L: WorkQueue> Poster<L> {
         self.reject_batch()
     }
 
-    /// Takes back the request just posted, which the provider did not accept.
+    /// Reclaims the request just posted, which the provider did not accept.
     #[cold]
     #[inline(never)]
     fn reclaim_unposted_one(&mut self, result: c_int) -> Refused {
         self.reclaim_unposted(self.wqe_slots.previous(self.next), result)
     }
 
-    /// Sets the checkpoint, and the turns left until then for requests of `position` and after.
+    /// Sets the checkpoint, and the slots left until then for requests at `position` and after.
     #[inline(always)]
     fn set_checkpoint(&mut self, position: u64) {
         self.checkpoint = self.full_at.min(self.signal_at);
         self.slots_left = self.checkpoint - position;
     }
 
-    /// The request that has just taken its turn is signalled: the next one that must be is an interval away.
+    /// Notes that the request which has just taken its slot is signalled: the next forced one is an
+    /// interval away.
     #[inline(always)]
     pub(super) fn note_signaled(&mut self) {
         let next = self.checkpoint - self.slots_left;
@@ -231,9 +244,10 @@ impl<L: WorkQueue> Poster<L> {
         self.set_checkpoint(next);
     }
 
-    /// Requests from `head` on are forgotten: the counters are as if they had never been staged.
+    /// Rewinds to `head`: the counters are as if later requests had never been staged.
     fn rewind_to(&mut self, head: u64) {
-        // If one of them was signalled, it is not known which was before it: the next one is, to be safe.
+        // If one of them was signalled, the last signalled request before it is unknown: signal the
+        // next one.
         if self.signal_at >= head.saturating_add(self.interval) {
             self.signal_at = head;
         }
@@ -241,13 +255,14 @@ impl<L: WorkQueue> Poster<L> {
         self.set_checkpoint(head);
     }
 
-    /// Looks after what has to be before the next request, whose turn `take_turn` could not take, and takes it. Gives the `flags` that were asked for, and those that it
-    /// needs besides; `None` when the queue is full, or the batch refused.
+    /// Takes a slot at a checkpoint: re-reads the tail and decides whether the request must be
+    /// signalled. Returns `flags`, with `IBV_SEND_SIGNALED` added if needed; `None` when the queue
+    /// is full or the batch is rejected.
     #[inline(always)]
     pub(super) fn take_slot_at_checkpoint(&mut self, flags: c_uint) -> Option<c_uint> {
         let position = self.checkpoint;
         self.full_at = self.ring.retired() + self.depth;
-        // Not in a batch refused: `refuse_next` has seen to that.
+        // Never in a rejected batch: `reject_next` sets `signal_at` out of reach.
         let must = position == self.signal_at;
         if position == self.full_at || !must && self.rejection.is_some() {
             self.slots_left = 0;
@@ -260,7 +275,8 @@ impl<L: WorkQueue> Poster<L> {
         Some(if must { flags | sys::IBV_SEND_SIGNALED } else { flags })
     }
 
-    /// Refuses the next request, for `reason` or because the queue is full, and so the batch. Keeps its buffers for the refusal, or those of any request after it.
+    /// Rejects the next request, for `reason` or because the queue is full, and with it the batch.
+    /// Keeps its buffers, or those of any later request of the batch.
     #[cold]
     #[inline(never)]
     pub(super) fn reject_next(&mut self, reason: Option<Reason>, buffers: Buffers) {
@@ -276,11 +292,12 @@ impl<L: WorkQueue> Poster<L> {
             })
         });
         refusal.buffers.push(buffers);
-        // No request passes by the quick way until the refusal is given, nor because it must be signalled.
+        // No request takes the fast path, nor is one signalled, until the rejection is returned.
         (self.checkpoint, self.slots_left, self.signal_at) = (at, 0, u64::MAX);
     }
 
-    /// Takes back what was staged, because `refuse_next` has refused one of the batch. None is begun any more.
+    /// Reclaims the staged requests of a batch that `reject_next` has rejected. The provider's
+    /// batch was aborted before.
     #[cold]
     #[inline(never)]
     fn reject_batch(&mut self) -> Refused {
@@ -299,7 +316,8 @@ impl<L: WorkQueue> Poster<L> {
         })
     }
 
-    /// Takes back what the provider did not accept of the requests just posted, of which `first` is the first: from that at `bad` on.
+    /// Reclaims those of the requests just posted, beginning at `first`, that the provider did not
+    /// accept: from `bad_wr` on.
     #[cold]
     #[inline(never)]
     fn reclaim_unposted(&mut self, first: *mut WqeSlot<L::Wr>, result: c_int) -> Refused {
@@ -308,12 +326,13 @@ impl<L: WorkQueue> Poster<L> {
             _ => io::Error::last_os_error(),
         };
         let end = self.head();
-        // As many as fill the queue end where they began.
+        // A batch that fills the queue ends at the slot where it began.
         let count = match self.wqe_slots.distance(first, self.next) {
             0 => self.ring.mask() + 1,
             count => count,
         };
-        // A provider that names no request of this chain leaves open which it took: then they all stay in flight, where nothing can touch them.
+        // If the provider reports no request of this chain, it is unknown which ones it accepted:
+        // all stay in flight, where nothing can touch their buffers.
         let bad = self
             .wqe_slots
             .find(core::mem::replace(&mut self.bad_wr, core::ptr::null_mut()));
@@ -339,19 +358,22 @@ impl<L: WorkQueue> Poster<L> {
         })
     }
 
-    /// Takes the buffers of `from..to` out of their slots.
+    /// Takes the buffers of positions `from..to` out of their slots.
     fn unstage(&mut self, from: u64, to: u64) -> Vec<Buffers> {
-        // SAFETY: all of them were put there by staging, are not published (or no more), and are taken once: the caller forgets them.
+        // SAFETY: all of them were put there by staging, are not published (or no longer), and are
+        // taken once: the caller rewinds past them.
         (from..to)
             .map(|position| unsafe { self.ring.take_back(position) })
             .collect()
     }
 }
 
-/// A batch being built: what it has staged of a poster's queue. Dropped before [`finish`](Self::finish), by an unwinding panic, it takes all back.
+/// A batch being built. Dropped before [`finish`](Self::finish), by an unwinding panic, it discards
+/// all staged requests.
 pub(crate) struct Staging<'q, L: WorkQueue> {
     pub(super) poster: &'q mut Poster<L>,
-    /// The form of the next request. Once the batch is refused, that of its first: it ends as if it were empty.
+    /// The slot of the next request. Once the batch is rejected, that of its first, as if it were
+    /// empty.
     pub(super) next: *mut WqeSlot<L::Wr>,
 }
 
@@ -364,12 +386,11 @@ impl<'q, L: WorkQueue> Staging<'q, L> {
         Self { poster, next }
     }
 
-    /// How many requests are staged.
     pub(crate) fn len(&self) -> u64 {
         self.poster.checkpoint - self.poster.slots_left - self.poster.head()
     }
 
-    /// Gives all that was staged to the provider: one doorbell.
+    /// Posts all staged requests: one doorbell.
     #[inline(always)]
     pub(crate) fn finish(self) -> Result<(), Refused> {
         let mut this = ManuallyDrop::new(self);
@@ -383,16 +404,17 @@ impl<'q, L: WorkQueue> Staging<'q, L> {
 }
 
 impl<L: WorkQueue> Poster<L> {
-    /// Gives what was staged up to `next` to the provider, which is at least one request.
+    /// Posts the staged requests up to `next`, at least one.
     #[inline(always)]
     fn post_staged(&mut self, next: *mut WqeSlot<L::Wr>) -> Result<(), Refused> {
         let first = self.next;
         let last = self.wqe_slots.previous(next);
         self.next = next;
-        // Before the device may complete them.
+        // Before the doorbell: the device may complete them at once.
         self.ring.publish(self.checkpoint - self.slots_left);
-        // SAFETY: the queue pair is live. Each of these forms was written as staging requires; their buffers are owned by the ring, which keeps them until completed,
-        // or until the queue pair is destroyed.
+        // SAFETY: the queue pair is live. Each of these slots was written as staging requires;
+        // their buffers are owned by the ring, which keeps them until completed, or until the queue
+        // pair is destroyed.
         let result = unsafe {
             L::end_chain(last);
             L::ring_doorbell(QpHandle::new(&self.qp), first, &mut self.bad_wr)
@@ -403,7 +425,8 @@ impl<L: WorkQueue> Poster<L> {
         Err(self.reclaim_unposted(first, result))
     }
 
-    /// Finishes a batch that ends where it began: a refused one, an empty one, or one that fills the queue.
+    /// Finishes a batch that ends at the slot where it began: rejected, empty, or filling the
+    /// queue.
     #[cold]
     #[inline(never)]
     fn finish_empty_or_full(&mut self) -> Result<(), Refused> {
@@ -421,7 +444,7 @@ impl<L: WorkQueue> Poster<L> {
         self.post_staged(self.next)
     }
 
-    /// Takes back all of a batch, because the closure that builds it has panicked.
+    /// Discards a batch whose closure has panicked.
     #[cold]
     #[inline(never)]
     fn discard(&mut self) {
@@ -437,18 +460,20 @@ impl<L: WorkQueue> Poster<L> {
 }
 
 impl<L: WorkQueue> Drop for Staging<'_, L> {
-    /// Only an unwinding panic in the closure that builds the batch comes here.
+    /// Reached only when the closure that builds the batch unwinds.
     #[inline(always)]
     fn drop(&mut self) {
         self.poster.discard();
     }
 }
 
-/// Stages a request, `write`n into the form at `next`, and keeps its payload's buffers. `next` becomes the form of the next one.
+/// Stages a request, which `write` writes into the slot at `next`, and keeps its payload's buffers.
+/// Advances `next`.
 ///
 /// # Safety
-/// It has its turn, and the payload keeps to the queue pair's limits. `write` writes the request of its line completely, with `payload`, and does not panic.
-/// Inline data stays readable until the batch is finished.
+/// A slot was taken, and the payload keeps to the queue pair's limits. `write` writes the work
+/// request completely, with `payload`, and does not panic. Inline data stays readable until the
+/// batch is finished.
 #[inline(always)]
 pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
     poster: &mut Poster<L>,
@@ -458,7 +483,8 @@ pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
 ) {
     let form = *next;
     write(poster.qp(), form, &payload);
-    // SAFETY: the slots of `head..full_at` are the poster's, and so are their forms: by contract this is one of them.
+    // SAFETY: the buffer slots of `head..full_at` are the poster's, and so are their WQE slots: by
+    // contract this is one of them.
     unsafe {
         *next = (*form).next_slot;
         (*(*form).buffers).set(payload.into_buffers().into_head());
