@@ -1,5 +1,5 @@
-//! The states of a queue pair, and which attributes each transition requires and allows, as a table (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)); and with
-//! it, what is wrong with a refused transition, in words.
+//! The queue pair state machine: which attributes each transition requires and allows, as a table
+//! (IBTA vol 1, 11.2.5.2; ibv_modify_qp(3)), and the explanation of a rejected transition from it.
 
 use core::fmt;
 
@@ -17,7 +17,7 @@ use super::transport::TransportKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QpState {
-    /// Just made: nothing can be posted.
+    /// Just created: nothing can be posted.
     Reset,
     /// Receives can be posted, nothing is processed.
     Init,
@@ -25,13 +25,13 @@ pub enum QpState {
     Rtr,
     /// Ready to send: in use.
     Rts,
-    /// The send queue is draining or drained.
+    /// Send queue drain: draining or drained.
     Sqd,
-    /// The send queue is in error (never with RC).
+    /// Send queue error (never with RC).
     Sqe,
-    /// In error: all requests complete as flushed.
+    /// Error: all requests complete as flushed.
     Err,
-    /// A value the standard does not know.
+    /// A value that the standard does not define.
     Unknown(u32),
 }
 
@@ -78,14 +78,15 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Which attributes a transition requires, and which it allows besides. `IBV_QP_STATE` goes without saying.
+/// The attributes that a transition requires, and those that it allows besides. `IBV_QP_STATE` is
+/// implied.
 #[derive(Clone, Copy)]
 struct AttrMasks {
     required: Mask,
     optional: Mask,
 }
 
-/// A transition, with what each transport asks of it; `None` where a transport does not have it.
+/// A transition, with its attributes per transport; `None` where a transport does not have it.
 struct Transition {
     from: QpState,
     to: QpState,
@@ -98,16 +99,16 @@ const fn masks(required: Mask, optional: Mask) -> Option<AttrMasks> {
     Some(AttrMasks { required, optional })
 }
 
-/// The partition and port of a queue pair, which come first.
+/// The P_Key index and port.
 const PORT_ATTRS: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 /// The path to a peer.
 const PATH_ATTRS: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-/// What a connected queue pair that is sending, or about to again, may have changed.
+/// Attributes that a connected queue pair may modify in, or on return to, RTS.
 const RTS_ATTRS: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
-/// The same of one for datagrams.
+/// The same for UD.
 const RTS_ATTRS_UD: Mask = IBV_QP_CUR_STATE | IBV_QP_QKEY;
 
-/// All transitions, but for those to RESET and ERR, which take nothing.
+/// All transitions, but for those to RESET and ERR, which take no attributes.
 const TABLE: &[Transition] = &[
     Transition {
         from: QpState::Reset,
@@ -196,7 +197,7 @@ const TABLE: &[Transition] = &[
     },
 ];
 
-/// What a transition asks of a queue pair of `transport`; `None` if it has no such transition.
+/// The attributes of a transition; `None` if the transport has no such transition.
 fn masks_of(transport: TransportKind, from: QpState, to: QpState) -> Option<AttrMasks> {
     let anywhere = match to {
         QpState::Reset => masks(0, 0),
@@ -213,7 +214,6 @@ fn masks_of(transport: TransportKind, from: QpState, to: QpState) -> Option<Attr
     })
 }
 
-/// The states, in the standard's order.
 const STATES: [QpState; 7] = [
     QpState::Reset,
     QpState::Init,
@@ -224,7 +224,7 @@ const STATES: [QpState; 7] = [
     QpState::Err,
 ];
 
-/// The attributes' names, as ibv_modify_qp(3) has them.
+/// The attributes' names in ibv_modify_qp(3).
 const NAMES: &[(Mask, &str)] = &[
     (IBV_QP_CUR_STATE, "IBV_QP_CUR_STATE"),
     (IBV_QP_EN_SQD_ASYNC_NOTIFY, "IBV_QP_EN_SQD_ASYNC_NOTIFY"),
@@ -257,28 +257,29 @@ fn names(mask: Mask) -> Vec<&'static str> {
         .collect()
 }
 
-/// What is wrong with a refused transition, in words: an `EINVAL` says nothing by itself (ibv_modify_qp(3)).
+/// What is wrong with a rejected transition, in words: `EINVAL` alone does not tell which attribute
+/// (ibv_modify_qp(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The queue pair's transport.
     pub transport: TransportKind,
-    /// The state the queue pair is in.
+    /// The current state.
     pub from: QpState,
-    /// The state asked for.
+    /// The requested state.
     pub to: QpState,
-    /// Whether there is such a transition.
+    /// Whether such a transition exists.
     pub possible: bool,
-    /// Attributes that it requires and were not given.
+    /// Required attributes that were not given.
     pub missing: Vec<&'static str>,
-    /// Attributes that it does not allow and were given.
+    /// Attributes that were given and are not allowed.
     pub unwanted: Vec<&'static str>,
-    /// What the attributes' values, or the errno, say besides.
+    /// Notes from the attributes' values or the errno.
     pub notes: Vec<String>,
 }
 
 impl Explanation {
-    /// Compares the attributes given for a transition of a queue pair of `transport` with the table.
+    /// Compares the given attributes with the table.
     pub(crate) fn of(transport: TransportKind, from: QpState, to: QpState, given: Mask) -> Self {
         let given = given & !IBV_QP_STATE;
         let row = masks_of(transport, from, to);
@@ -297,7 +298,7 @@ impl Explanation {
         }
     }
 
-    /// Whether what RTS does not allow can be changed in SQD.
+    /// Whether attributes that RTS does not allow can be modified in SQD.
     fn allowed_when_drained(&self) -> bool {
         let drained = masks_of(self.transport, QpState::Sqd, QpState::Sqd).map_or(0, |row| row.optional);
         (self.from, self.to) == (QpState::Rts, QpState::Rts)
@@ -324,7 +325,6 @@ impl Explanation {
         )
     }
 
-    /// Adds what the values themselves give away.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self

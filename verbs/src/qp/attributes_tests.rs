@@ -1,4 +1,4 @@
-//! The table of attributes, compared with the man page and as a snapshot.
+//! The table of attributes, compared with the man page and with a snapshot.
 
 use super::*;
 
@@ -59,7 +59,7 @@ const MAN_PAGE: &[(TransportKind, QpState, QpState, &[&str])] = &[
     (TransportKind::Ud, QpState::Rtr, QpState::Rts, &["IBV_QP_SQ_PSN"]),
 ];
 
-/// Every transition that some transport may have: of each transport, from each state, to each state.
+/// Every transport, from each state, to each state.
 fn transitions() -> impl Iterator<Item = (TransportKind, QpState, QpState)> {
     TRANSPORTS.into_iter().flat_map(|transport| {
         STATES
@@ -94,7 +94,7 @@ fn a_transition_never_requires_what_it_calls_optional_and_names_all_it_has() {
     }
 }
 
-/// What the table says of one transition, in a line.
+/// One transition of the table as a line of text.
 fn line(transport: TransportKind, from: QpState, to: QpState) -> String {
     let text = match masks_of(transport, from, to) {
         None => "no such transition".to_owned(),

@@ -1,4 +1,4 @@
-//! Making a queue pair: sizes, rights and the parameters of its connection.
+//! Building a queue pair: capacities, remote access rights and connection parameters.
 
 use core::hash::{BuildHasher, Hasher};
 use core::marker::PhantomData;
@@ -27,10 +27,11 @@ use crate::srq::{SharedQueuePairBuilder, SharedReceiveHandle};
 use crate::types::{Mtu, Psn, QKey};
 use crate::wr::payload::Limits;
 
-/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`] (ibv_create_qp(3); IBTA vol 1, 11.2.5.1).
+/// Builds a queue pair; made by [`ProtectionDomain::queue_pair`] (ibv_create_qp(3); IBTA vol 1,
+/// 11.2.5.1).
 ///
-/// Whatever is not set has a default that serves: queues of 128, one buffer per request, no inline data, no rights for the peer, port 1, the GID that reaches
-/// furthest, the port's MTU.
+/// Defaults: queues of 128, one buffer per request, no inline data, no remote rights, port 1, the
+/// GID with the widest scope, the port's MTU.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
 pub struct QueuePairBuilder<'a, B: Backend = PostList> {
@@ -50,7 +51,7 @@ pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     backend: PhantomData<B>,
 }
 
-/// The parameters of a connection (IBTA vol 1, 11.2.5.2).
+/// Connection parameters (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
     pub(super) port: u8,
@@ -85,7 +86,7 @@ impl Settings {
         port: 1,
         gid_index: None,
         mtu: None,
-        // 4.096 µs · 2^14 = 67 ms: what perftest uses too.
+        // 4.096 µs · 2^14 = 67 ms, as perftest.
         timeout: 14,
         retry_count: 7,
         rnr_retry: 7,
@@ -102,7 +103,7 @@ impl Settings {
     };
 }
 
-/// A queue pair just made, in RESET.
+/// A queue pair just created, in RESET.
 pub(super) struct CreatedQp {
     pub(super) object: QpObject,
     pub(super) port: PortAttr,
@@ -110,7 +111,7 @@ pub(super) struct CreatedQp {
     max_inline: u32,
 }
 
-/// How many READs and atomics at once a queue pair serves and has outstanding, if the device allows and nobody asked for another number.
+/// Default for READs and atomics outstanding and served at once, if the device allows as many.
 const DEFAULT_RD_ATOMIC: u8 = 16;
 
 impl<'a> QueuePairBuilder<'a> {
@@ -133,7 +134,8 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    /// Posts by the calls of `ibv_wr_post(3)` instead of by lists. Not every provider has them: then making the queue pair fails with
+    /// Posts by the `ibv_wr_*` calls of ibv_wr_post(3) instead of post lists. Not every provider
+    /// has them: then creating the queue pair fails with
     /// [`NoWorkRequests`](QueuePairError::NoWorkRequests).
     pub fn work_requests(self) -> QueuePairBuilder<'a, WorkRequests> {
         QueuePairBuilder {
@@ -156,67 +158,71 @@ impl<'a> QueuePairBuilder<'a> {
 }
 
 impl<'a, B: Backend> QueuePairBuilder<'a, B> {
-    /// Completions of receives go to `cq`, those of sends stay where they are.
+    /// Uses `cq` for completions of receives; those of sends stay on the first one.
     pub fn recv_cq<Q: CqKind>(mut self, cq: &'a CompletionQueue<Q>) -> Self {
         self.recv_cq = cq.inner();
         self
     }
 
-    /// How many requests of the send queue may be outstanding (default 128). Reserves as many entries of the completion queue.
+    /// The most send requests outstanding (default 128). Reserves as many entries of the completion
+    /// queue.
     pub fn send_depth(mut self, requests: u32) -> Self {
         self.send_depth = requests;
         self
     }
 
-    /// How many receives may be outstanding (default 128). Reserves as many entries of the completion queue.
+    /// The most receives outstanding (default 128). Reserves as many entries of the completion
+    /// queue.
     pub fn recv_depth(mut self, requests: u32) -> Self {
         self.recv_depth = requests;
         self
     }
 
-    /// How many buffers a request of the send queue may have (default 1).
+    /// The most buffers (scatter-gather elements) of a send request (default 1).
     pub fn max_send_sge(mut self, buffers: u32) -> Self {
         self.max_send_sge = buffers;
         self
     }
 
-    /// How many buffers a receive may have (default 1).
+    /// The most buffers (scatter-gather elements) of a receive (default 1).
     pub fn max_recv_sge(mut self, buffers: u32) -> Self {
         self.max_recv_sge = buffers;
         self
     }
 
-    /// How many bytes a request may carry inline (default 0); the device may allow more, see [`QueuePair::max_inline`](crate::QueuePair::max_inline).
+    /// The most bytes that a request may carry inline (default 0); the device may grant more, see
+    /// [`QueuePair::max_inline`](crate::QueuePair::max_inline).
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
 
-    /// Every request of the send queue has a completion of its own, as if each said `signalled()`.
+    /// Signals every request of the send queue, as if each were `signalled()`.
     pub fn signal_all(mut self) -> Self {
         self.signal_all = true;
         self
     }
 
-    /// A number that its completions carry, to find what belongs to it (default 0).
+    /// A number that its completions carry, to find the connection's state (default 0).
     pub fn tag(mut self, tag: u64) -> Self {
         self.tag = tag;
         self
     }
 
-    /// Lets the peer READ, from memory registered for it. Nothing remote is allowed by default.
+    /// Allows the peer to READ, from memory registered for it. Nothing remote is allowed by
+    /// default.
     pub fn allow_remote_read(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_READ;
         self
     }
 
-    /// Lets the peer WRITE, to memory registered for it.
+    /// Allows the peer to WRITE, to memory registered for it.
     pub fn allow_remote_write(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_WRITE;
         self
     }
 
-    /// Lets the peer use atomics, on memory registered for them.
+    /// Allows the peer to use atomics, on memory registered for them.
     pub fn allow_remote_atomic(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_ATOMIC;
         self
@@ -228,7 +234,8 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The index of the GID to use (default on RoCE: the one that reaches furthest; on InfiniBand: none, addressing by LID).
+    /// The GID index (default on RoCE: the GID with the widest scope; on InfiniBand: none,
+    /// addressing by LID).
     pub fn gid_index(mut self, index: u8) -> Self {
         self.settings.gid_index = Some(index);
         self
@@ -240,110 +247,122 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// How long to wait for an acknowledgement: 4.096 µs · 2^`exponent`, 0 for ever, at most 31 (default 14, 67 ms). IBTA vol 1, 9.9.2.1.1.
+    /// The local ACK timeout: 4.096 µs · 2^`exponent`, 0 is infinite, at most 31 (default 14, 67
+    /// ms). IBTA vol 1, 9.9.2.1.1.
     pub fn timeout(mut self, exponent: u8) -> Self {
         self.settings.timeout = exponent;
         self
     }
 
-    /// How often to retry before [`RetryExceeded`](crate::Status::RetryExceeded), at most 7 (default 7).
+    /// The retry count: retransmissions before [`RetryExceeded`](crate::Status::RetryExceeded), at
+    /// most 7 (default 7).
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.settings.retry_count = retries;
         self
     }
 
-    /// How often to retry when the peer has no receive posted; 7 is for ever (default 7).
+    /// The RNR retry count: retries when the peer has no receive posted; 7 is infinite (default 7).
     pub fn rnr_retry(mut self, retries: u8) -> Self {
         self.settings.rnr_retry = retries;
         self
     }
 
-    /// How long the peer shall wait before it retries when this side has no receive posted: a code of IBTA vol 1, table 46 (default 12, 0.64 ms).
+    /// The minimum RNR NAK timer: the time that the peer waits before a retry when this side has no
+    /// receive posted, as a code of IBTA vol 1, table 46 (default 12, 0.64 ms).
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.settings.min_rnr_timer = code;
         self
     }
 
-    /// How many READs and atomics at once to serve and to have outstanding (default: 16, or what the device has).
+    /// The most READs and atomics to have outstanding and to serve at once (default: 16, or the
+    /// device's limit).
     pub fn rd_atomic(mut self, requests: u8) -> Self {
         self.settings.rd_atomic = Some(requests);
         self
     }
 
-    /// The sequence number of the first packet to send (default: random).
+    /// The PSN of the first packet to send (default: random).
     pub fn psn(mut self, psn: Psn) -> Self {
         self.settings.psn = Some(psn);
         self
     }
 
-    /// The traffic class of the packets: on RoCEv2 the IP header's DSCP and ECN (default 0).
+    /// The traffic class: on RoCEv2 the IP header's DSCP and ECN bits (default 0).
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.settings.traffic_class = class;
         self
     }
 
-    /// How many routers the packets may pass (default 64).
+    /// The hop limit (default 64).
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.settings.hop_limit = hops;
         self
     }
 
-    /// The flow label of the packets, of 20 bits (default 0). RoCEv2 has no such header over IPv4; there adapters derive the UDP source port from it, by which routers spread connections over paths.
+    /// The flow label, of 20 bits (default 0). RoCEv2 over IPv4 has no such header field; adapters
+    /// derive the UDP source port from it, which routers use for ECMP.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.settings.flow_label = label;
         self
     }
 
-    /// The InfiniBand service level, at most 15 (default 0).
+    /// The InfiniBand service level (SL), at most 15 (default 0).
     pub fn service_level(mut self, level: u8) -> Self {
         self.settings.service_level = level;
         self
     }
 
-    /// The index of the partition key (default 0).
+    /// The P_Key index (default 0).
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.settings.pkey_index = index;
         self
     }
 
-    /// The key that datagrams must carry to be received (default [`QKey::DEFAULT`]). For [`ud`](Self::ud).
+    /// The Q_Key that datagrams must carry (default [`QKey::DEFAULT`]). For [`ud`](Self::ud).
     pub fn qkey(mut self, qkey: QKey) -> Self {
         self.settings.qkey = qkey;
         self
     }
 
-    /// Receives come from `srq`, which may be of another protection domain: the queue pair has none of its own, whatever was said of them. The completion queue of
-    /// receives has as many entries reserved as `srq` holds receives, once for all queue pairs that share both queues.
+    /// Takes receives from the shared receive queue `srq`, which may be of another protection
+    /// domain; the builder's own receive settings have no effect. The receive completion queue
+    /// reserves as many entries as `srq` holds receives, once for all queue pairs that share both
+    /// queues.
     pub fn shared_receive(mut self, srq: &'a impl AsRef<SharedReceiveHandle>) -> SharedQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());
         (self.recv_depth, self.max_recv_sge) = (0, 0);
         SharedQueuePairBuilder::new(self)
     }
 
-    /// Makes a reliably connected queue pair and brings it to INIT (ibv_create_qp(3), IBTA vol 1, 10.2.4).
+    /// Creates a reliable connection (RC) queue pair and moves it to INIT (ibv_create_qp(3), IBTA
+    /// vol 1, 10.2.4).
     ///
     /// # Errors
-    /// When a size is beyond the device's limits, a completion queue is too small, the port is not active, the GID does not exist, or the device refuses.
+    /// When a capacity is beyond the device's limits, a completion queue is too small, the port is
+    /// not active, the GID does not exist, or the device refuses.
     pub fn rc(self) -> Result<PreparedQueuePair<Rc, B>, QueuePairError> {
         self.prepare()
     }
 
-    /// Makes an unreliably connected queue pair and brings it to INIT. The peer's must be of the same transport. What is set of acknowledgements, retries, READs
-    /// and atomics has no meaning for it.
+    /// Creates an unreliable connection (UC) queue pair and moves it to INIT. The peer's must be UC
+    /// too. Settings for acknowledgements, retries, READs and atomics have no effect.
     ///
     /// # Errors
-    /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC does not have.
+    /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC
+    /// does not have.
     pub fn uc(self) -> Result<PreparedQueuePair<Uc, B>, QueuePairError> {
         self.prepare_unreliable()
     }
 
-    /// Makes a queue pair for datagrams, and brings it to RTS: it is in use at once. Give [`endpoint`](QueuePair::endpoint) to whoever is to send to it. Datagrams
-    /// that come before a receive is posted are dropped.
+    /// Creates an unreliable datagram (UD) queue pair and moves it to RTS: it is ready for use.
+    /// Peers need its [`endpoint`](QueuePair::endpoint). Datagrams that arrive before a receive is
+    /// posted are dropped.
     ///
-    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message, which is the port's MTU, or that set by [`mtu`](Self::mtu).
+    /// Receives must be [`GRH_BYTES`](crate::GRH_BYTES) longer than the longest message, which is
+    /// the port's MTU, or that set by [`mtu`](Self::mtu).
     ///
     /// # Errors
-    /// As for [`rc`](Self::rc), and when anything is allowed to peers: UD has SEND alone.
+    /// As for [`rc`](Self::rc), and when peers are allowed any remote access: UD has SEND alone.
     pub fn ud(self) -> Result<QueuePair<Ud, B>, QueuePairError> {
         self.create_ready()
     }
@@ -354,7 +373,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self.ready_from(made)
     }
 
-    /// Of a queue pair in RESET.
+    /// From a queue pair in RESET.
     pub(super) fn ready_from<T: Connectionless>(self, made: CreatedQp) -> Result<QueuePair<T, B>, QueuePairError> {
         self.to_init::<T>(&made.object)?;
         self.to_ready(&made.object)?;
@@ -387,7 +406,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self.prepared_from(made)
     }
 
-    /// Of a queue pair in RESET.
+    /// From a queue pair in RESET.
     pub(super) fn prepared_from<T: Connected>(
         self,
         made: CreatedQp,
@@ -403,16 +422,17 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         Ok(PreparedQueuePair::new(made, send, recv, self.settings, rd_atomic, psn))
     }
 
-    /// Makes the queue pair, in RESET.
+    /// Creates the queue pair, in RESET.
     fn create<T: Transport>(&self) -> Result<CreatedQp, QueuePairError> {
         // SAFETY: none is given.
         unsafe { self.create_or_adopt::<T>(None) }
     }
 
-    /// Makes the queue pair, or takes over the one `given`.
+    /// Creates the queue pair, or adopts `given`.
     ///
     /// # Safety
-    /// As of [`prepared_from_raw`](QueuePairBuilder::prepared_from_raw), but in any state, if one is given. It is not taken over when this fails.
+    /// As of [`prepared_from_raw`](QueuePairBuilder::prepared_from_raw), but in any state, if one
+    /// is given. It is not adopted when this fails.
     pub(super) unsafe fn create_or_adopt<T: Transport>(
         &self,
         given: Option<(*mut sys::ibv_qp, Lender)>,
@@ -460,12 +480,12 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
             object,
             port,
             gid,
-            // What the device granted: at least what was asked for, by ibv_create_qp(3).
+            // The granted capacity: at least the requested one, by ibv_create_qp(3).
             max_inline: init.cap.max_inline_data.max(self.max_inline),
         })
     }
 
-    /// What posts to the two queues of the queue pair just made.
+    /// The posters of both work queues of a queue pair just created.
     pub(super) fn posters(&self, made: &CreatedQp) -> (Poster<B>, Poster<Receives>) {
         let (raw, send, recv) = (made.object.raw(), made.object.send(), made.object.recv());
         let to_send = Limits {
@@ -481,8 +501,8 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         } else {
             SignalPolicy::EveryHalfQueue
         };
-        // SAFETY: the queue pair lives as long as the object, which goes after the posters in PreparedQueuePair and in QueuePair; each ring is fresh, and this is
-        // called once.
+        // SAFETY: the queue pair lives as long as the object, which goes after the posters in
+        // PreparedQueuePair and in QueuePair; each ring is fresh, and this is called once.
         unsafe {
             (
                 Poster::new(raw, send.ring().clone(), send.key(), to_send, signalling),
@@ -491,7 +511,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         }
     }
 
-    /// Refuses rights for peers that the transport has no use for.
+    /// Rejects remote rights that the transport does not have.
     pub(super) fn check_rights(
         &self,
         transport: TransportKind,
@@ -573,7 +593,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         })
     }
 
-    /// Has the receives come from the shared receive queue, if there is one, and gives that.
+    /// Attaches the receive queue to the SRQ, if there is one, and returns that.
     fn attach_srq(&self, recv: &mut Attachment) -> Result<*mut sys::ibv_srq, QueuePairError> {
         let Some(srq) = self.srq.map(SharedReceiveHandle::inner) else {
             return Ok(core::ptr::null_mut());
@@ -624,7 +644,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         }
     }
 
-    /// A UD queue pair from INIT to RTS.
+    /// Moves a UD queue pair from INIT to RTS.
     fn to_ready(&self, object: &QpObject) -> Result<(), QueuePairError> {
         object.transition((QpState::Init, QpState::Rtr), zeroed_attr(), 0, |_| Vec::new())?;
         let mut attr = zeroed_attr();
@@ -641,7 +661,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 }
 
-/// A sequence number that a packet of an earlier connection is unlikely to fit (IBTA vol 1, 9.7.1).
+/// A random PSN, which a packet of an earlier connection is unlikely to match (IBTA vol 1, 9.7.1).
 fn random_psn() -> Psn {
     // The standard library's hasher is seeded by the operating system.
     Psn::truncated(RandomState::new().build_hasher().finish() as u32)

@@ -1,8 +1,8 @@
-//! What queue pairs must know of each other: to be connected, or to send each other datagrams.
+//! Queue pair addresses, exchanged by the peers before connecting or sending datagrams.
 
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// One end of a connection: give your own to the peer, by any means, and connect to the peer's (IBTA vol 1, 11.2.5.2).
+/// One end of a connection, exchanged out of band; connect to the peer's (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// The port's GID.
@@ -11,32 +11,32 @@ pub struct Endpoint {
     pub lid: Lid,
     /// The queue pair's number.
     pub qpn: Qpn,
-    /// The sequence number of the first packet it will send.
+    /// The PSN of the first packet that it will send.
     pub psn: Psn,
-    /// The largest path MTU it can take.
+    /// The largest path MTU that it supports.
     pub mtu: Mtu,
-    /// How many READs and atomics it serves at once.
+    /// The READs and atomics that it serves at once (responder resources).
     pub rd_atomic: u8,
 }
 
-/// Bytes that are no [`Endpoint`].
+/// The error of decoding an [`Endpoint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an endpoint: {0}")]
 pub struct BadEndpoint(&'static str);
 
-/// How many bytes a serialised [`Endpoint`] takes.
+/// Length of a serialised [`Endpoint`].
 const ENDPOINT_BYTES: usize = 32;
 
-/// The first byte: the format's version.
+/// The format's version: the first byte.
 const VERSION: u8 = 1;
 
-/// What both kinds of endpoint have in common as bytes.
+/// The wire format of both kinds of endpoint.
 struct WireEndpoint {
     /// Kind and MTU.
     kind_and_mtu: u8,
     lid: Lid,
     qpn: Qpn,
-    /// PSN, or queue key.
+    /// PSN, or Q_Key.
     psn_or_qkey: u32,
     rd_atomic: u8,
     gid: Gid,
@@ -80,7 +80,8 @@ fn mtu_of(code: u8) -> Result<Mtu, BadEndpoint> {
 }
 
 impl Endpoint {
-    /// It as bytes: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic, three zeros, GID (16); numbers big-endian.
+    /// Serialises it: version (1), MTU code, LID (2), queue pair number (4), PSN (4), rd_atomic,
+    /// three zeros, GID (16); numbers big-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let Self {
@@ -103,10 +104,10 @@ impl Endpoint {
         .to_bytes()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// When the version is another, or a number is out of its range.
+    /// When the version differs, or a number is out of range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
         let form = WireEndpoint::from_bytes(bytes)?;
         Ok(Self {
@@ -120,7 +121,7 @@ impl Endpoint {
     }
 }
 
-/// Where a UD queue pair can be reached: give your own to whoever is to send to it, by any means (IBTA vol 1, 9.8.3).
+/// The address of a UD queue pair, given to its senders out of band (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdEndpoint {
     /// The port's GID.
@@ -129,17 +130,18 @@ pub struct UdEndpoint {
     pub lid: Lid,
     /// The queue pair's number.
     pub qpn: Qpn,
-    /// The key that a datagram must carry to be received.
+    /// The Q_Key that datagrams must carry.
     pub qkey: QKey,
-    /// The longest datagram that its port takes.
+    /// The longest datagram that its port supports.
     pub mtu: Mtu,
 }
 
-/// Set in the second byte of a serialised [`UdEndpoint`], so that neither kind is taken for the other.
+/// Set in the second byte of a serialised [`UdEndpoint`], to tell the kinds apart.
 const DATAGRAM: u8 = 0x80;
 
 impl UdEndpoint {
-    /// It as bytes: version (1), MTU code plus 128, LID (2), queue pair number (4), Q_Key (4), four zeros, GID (16); numbers big-endian.
+    /// Serialises it: version (1), MTU code plus 128, LID (2), queue pair number (4), Q_Key (4),
+    /// four zeros, GID (16); numbers big-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; ENDPOINT_BYTES] {
         let Self {
@@ -160,10 +162,11 @@ impl UdEndpoint {
         .to_bytes()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// When the version is another, it is a connection's [`Endpoint`], or a number is out of its range.
+    /// When the version differs, it is an [`Endpoint`] of a connection, or a number is out of
+    /// range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
         let form = WireEndpoint::from_bytes(bytes)?;
         if form.kind_and_mtu & DATAGRAM == 0 {

@@ -1,4 +1,5 @@
-//! Connecting by the attributes that a connection manager has negotiated, instead of a peer's [`Endpoint`].
+//! Connecting by the attributes that a connection manager has negotiated, instead of a peer's
+//! [`Endpoint`].
 
 use doorbell_verbs_sys as sys;
 
@@ -12,7 +13,7 @@ use super::transport::{Link, Reliable};
 use crate::error::QueuePairError;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};
 
-/// What the peer's connection manager is told of a queue pair.
+/// The connection parameters of a queue pair (`rdma_conn_param`).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
     pub(crate) qpn: Qpn,
@@ -37,17 +38,16 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// The device it was made on.
+    /// The device's name.
     pub(crate) fn device(&self) -> &str {
         &self.object.pd().context.name
     }
 
-    /// The port it was made on.
     pub(crate) fn port(&self) -> u8 {
         self.settings.port
     }
 
-    /// Takes over the partition of the path, if it is another than the builder's.
+    /// Takes over the P_Key index of the resolved path.
     pub(crate) fn join_partition(&mut self, pkey_index: u16) -> Result<(), QueuePairError> {
         if self.settings.pkey_index == pkey_index {
             return Ok(());
@@ -61,8 +61,9 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             })
     }
 
-    /// INIT to RTR to RTS, with what the connection manager says for each. The builder's own have their say in what only this side has to know: how long
-    /// to wait for an acknowledgement and before a retry without a receive; and they bound the READs and atomics.
+    /// INIT to RTR to RTS, with the connection manager's attributes. The builder's settings apply
+    /// where only this side is concerned (local ACK timeout, RNR timer), and bound the READs and
+    /// atomics.
     pub(crate) fn connect_managed(
         self,
         mut rtr: sys::ibv_qp_attr,

@@ -1,4 +1,5 @@
-//! A queue pair that can receive posts, but is not connected yet: give its endpoint to the peer, then connect.
+//! A queue pair in INIT: receives can be posted, its endpoint is exchanged with the peer, then it
+//! is connected.
 
 use core::marker::PhantomData;
 
@@ -19,7 +20,8 @@ use crate::memory::Sink;
 use crate::port::{GidEntry, LinkLayer, PortAttr};
 use crate::types::{Mtu, Psn, Qpn};
 
-/// A queue pair in the INIT state: it can be given receives, and be connected, which makes a [`QueuePair`] of it (IBTA vol 1, 10.3.1.2).
+/// A queue pair in the INIT state: receives can be posted, and connecting makes it a [`QueuePair`]
+/// (IBTA vol 1, 10.3.1.2).
 pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
     pub(super) send: Poster<B>,
@@ -55,7 +57,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// What the peer must know to connect to it.
+    /// The address that the peer needs to connect to it.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {
@@ -68,7 +70,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// Its number.
+    /// Its queue pair number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.object.qpn()
@@ -80,11 +82,12 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 
     /// Connects it to `peer`: INIT to RTR to RTS (ibv_modify_qp(3)).
     ///
-    /// The peer has to do the same with [`endpoint`](Self::endpoint). Nothing may be sent before both have: packets that come before are dropped, and
-    /// retried only as the timeout allows.
+    /// The peer must do the same with [`endpoint`](Self::endpoint). Send nothing before both have:
+    /// earlier packets are dropped, and retransmitted only as the timeout allows.
     ///
     /// # Errors
-    /// When the device refuses; the error says what is wrong with which attribute. The queue pair is gone then, with the receives posted to it.
+    /// When the device refuses; the error names the attribute. The queue pair is destroyed then,
+    /// with the receives posted to it.
     pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T, B>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);
         self.to_rtr(peer, mtu)?;
@@ -151,7 +154,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         attr.timeout = self.settings.timeout;
         attr.retry_cnt = self.settings.retry_count;
         attr.rnr_retry = self.settings.rnr_retry;
-        // No more than the peer serves: it would refuse the excess (IBTA vol 1, 9.7.5.1.4).
+        // At most the peer's responder resources: it would NAK the excess (IBTA vol 1, 9.7.5.1.4).
         attr.max_rd_atomic = self.rd_atomic.min(most).min(peer.rd_atomic);
         if T::KIND == TransportKind::Uc {
             return self
@@ -173,7 +176,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
 }
 
 impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
-    /// Posts receives, to be there when the peer sends: see [`QueuePair::post_receives`].
+    /// Posts receives before connecting: see [`QueuePair::post_receives`].
     ///
     /// # Errors
     /// See [`QueuePair::post_receives`].

@@ -1,5 +1,5 @@
-//! The transport services as types: which requests a queue pair takes is known to the compiler (IBTA vol 1, 9.7.1 and table 39: READ and atomics need RC, WRITE
-//! needs a connection, UD has SEND alone).
+//! The transport services as types: the compiler knows which operations a queue pair has (IBTA vol
+//! 1, 9.7.1 and table 39: READ and atomics need RC, WRITE needs a connection, UD has SEND alone).
 
 use core::fmt::{self, Debug};
 use core::marker::PhantomData;
@@ -9,7 +9,7 @@ use doorbell_verbs_sys as sys;
 use super::endpoint::{Endpoint, UdEndpoint};
 use crate::types::{Gid, Lid, Mtu, QKey};
 
-/// Which transport service a queue pair has, as a value.
+/// The transport service of a queue pair, as a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportKind {
@@ -41,38 +41,42 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// The transport service of a queue pair: [`Rc`], [`Uc`] or [`Ud`].
+/// The transport service of a queue pair, as a type: [`Rc`], [`Uc`] or [`Ud`].
 pub trait Transport: sealed::Service {}
 
-/// Transports that have one peer, to which all requests go: [`Rc`] and [`Uc`].
+/// Transports with one peer, to which all requests go: [`Rc`] and [`Uc`].
 pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
-/// Transports on which the peer answers, so that READ and atomics are possible: [`Rc`].
+/// Transports with acknowledgements, hence READ and atomics: [`Rc`].
 pub trait Reliable: Connected {}
 
-/// Transports without a connection: each request names its destination: [`Ud`].
+/// Transports without a connection, where each request names its destination: [`Ud`].
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
-/// Queue pairs with receives of their own: all but those whose transport is [`SharedReceive`].
+/// Queue pairs with a receive queue of their own: all but those of [`SharedReceive`].
 pub trait OwnReceives: Transport {}
 
-/// The transport `T` of a queue pair that takes its receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue): it has none of its own.
+/// The transport `T` of a queue pair that takes its receives from a
+/// [`SharedReceiveQueue`](crate::SharedReceiveQueue) (SRQ) and has no receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedReceive<T>(PhantomData<T>);
 
-/// Reliable connection: every request arrives, once and in order, or completes in error (IBTA vol 1, 9.7).
+/// Reliable connection (RC): every request arrives, once and in order, or completes in error (IBTA
+/// vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rc;
 
-/// Unreliable connection: SENDs and WRITEs to one peer; a message of which a packet is lost is dropped whole, and nobody is told (IBTA vol 1, 9.8.2).
+/// Unreliable connection (UC): SENDs and WRITEs to one peer; a message that loses a packet is
+/// dropped whole, without notice (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uc;
 
-/// Unreliable datagram: SENDs of one packet each, to any peer of which there is an address handle (IBTA vol 1, 9.8.3).
+/// Unreliable datagram (UD): SENDs of one packet each, to any peer with an address handle (IBTA vol
+/// 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ud;
 
-/// What a connected queue pair knows of its connection.
+/// The connection of a connected queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Link {
     pub(crate) peer: Endpoint,
@@ -88,8 +92,9 @@ impl Link {
     }
 }
 
-/// The bytes in front of every datagram received: its global route header, or room for it (IBTA vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as
-/// many more than the longest message, and the message begins behind them.
+/// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
+/// vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as many more than the longest message,
+/// and the message begins after them.
 pub const GRH_BYTES: usize = 40;
 
 pub(crate) mod sealed {
@@ -97,11 +102,11 @@ pub(crate) mod sealed {
 
     pub trait Service: Send + Sync + 'static {
         const KIND: TransportKind;
-        /// What a receive must have room for besides the message, in bytes.
+        /// Bytes that a receive needs besides the message.
         const HEADROOM: u64 = 0;
-        /// What a queue pair in use knows of whom it talks to.
+        /// The remote end of a queue pair in use; for UD its own address.
         type Link: Debug + Send + Sync;
-        /// Takes over what was changed of the queue pair.
+        /// Applies modified attributes to it.
         fn apply(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
     }
 }

@@ -1,4 +1,5 @@
-//! Memory windows on a queue pair: the short forms of a [`Batch`](crate::Batch)'s requests, and windows of type 1, which have a call of their own.
+//! Memory windows on a queue pair: the short forms of [`Batch`](crate::Batch)'s requests, and
+//! windows of type 1, which have a verb of their own.
 
 use core::ops::RangeBounds;
 
@@ -15,11 +16,12 @@ use crate::wr::op::{self, Binding, UNBOUNDED};
 use crate::wr::payload::One;
 
 impl<T: Connected, B: Backend> QueuePair<T, B> {
-    /// Posts one signalled binding of a window: see [`Batch::bind`](crate::Batch::bind). Its completion [gives it back](crate::Completion::take_bound_window).
+    /// Posts one signalled bind of a window: see [`Batch::bind`](crate::Batch::bind). Its
+    /// completion [returns it](crate::Completion::take_bound_window).
     ///
     /// # Errors
-    /// As for [`post`](Self::post), and when window and memory are of two protection domains, or the range is empty. The error
-    /// [gives it back](crate::RefusedBatch::take_window).
+    /// As for [`post`](Self::post), and when window and memory are of two protection domains, or
+    /// the range is empty. The error [returns it](crate::RefusedBatch::take_window).
     ///
     /// # Panics
     /// If the range is beyond the buffer.
@@ -35,17 +37,19 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         })
     }
 
-    /// Posts one signalled local invalidate: see [`Batch::invalidate`](crate::Batch::invalidate). Its completion [gives the window back](crate::Completion::take_window).
+    /// Posts one signalled local invalidate: see [`Batch::invalidate`](crate::Batch::invalidate).
+    /// Its completion [returns the window](crate::Completion::take_window).
     ///
     /// # Errors
-    /// As for [`post`](Self::post); the error [gives it back](crate::RefusedBatch::take_bound_window).
+    /// As for [`post`](Self::post); the error [returns it](crate::RefusedBatch::take_bound_window).
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Result<(), Refused> {
         self.post(|batch| {
             batch.invalidate(window).signalled();
         })
     }
 
-    /// Posts one signalled binding of a window of type 1 (ibv_bind_mw(3)), otherwise as [`bind`](Self::bind).
+    /// Posts one signalled bind of a window of type 1 (ibv_bind_mw(3)), otherwise as
+    /// [`bind`](Self::bind).
     ///
     /// # Errors
     /// As for [`bind`](Self::bind).
@@ -63,8 +67,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         self.bind_mw(binding, on_its_way)
     }
 
-    /// Posts one signalled unbinding of a window of type 1: it is bound to nothing (ibv_bind_mw(3)). Its completion
-    /// [gives the window back](crate::Completion::take_window).
+    /// Posts one signalled unbind of a window of type 1 (ibv_bind_mw(3) with length 0). Its
+    /// completion [returns the window](crate::Completion::take_window).
     ///
     /// # Errors
     /// As for [`invalidate`](Self::invalidate).
@@ -91,7 +95,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
 }
 
 impl<T: Reliable, B: Backend> QueuePair<T, B> {
-    /// Posts one SEND that takes the key `rkey` of a window of the peer's away: see [`Batch::send_with_invalidate`](crate::Batch::send_with_invalidate).
+    /// Posts one SEND with invalidate of `rkey`, the key of a peer's window: see
+    /// [`Batch::send_with_invalidate`](crate::Batch::send_with_invalidate).
     ///
     /// # Errors
     /// As for [`post`](Self::post).

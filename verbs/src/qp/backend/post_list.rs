@@ -1,6 +1,8 @@
-//! The classic data path: a chain of work requests handed to `ibv_post_send` or `ibv_post_recv` (ibv_post_send(3)).
+//! The classic data path: a chain of work requests posted by `ibv_post_send` or `ibv_post_recv`
+//! (ibv_post_send(3)).
 //!
-//! A request is written once, into its form, where the provider reads it. Each is linked to the form that follows; the last one's link is cut when the chain is posted.
+//! A request is written once, into its slot, where the provider reads it. Each is linked to the
+//! next slot; the last one's link is cut when the chain is posted.
 
 use core::ffi::{c_int, c_uint};
 
@@ -13,11 +15,11 @@ use crate::qp::transport::TransportKind;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
-/// Requests are posted as a list by `ibv_post_send`: what every provider has.
+/// Requests are posted as a list by `ibv_post_send`, which every provider has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostList;
 
-/// Receives, which all providers take as a list by `ibv_post_recv`.
+/// Receives, posted as a list by `ibv_post_recv`.
 #[derive(Debug)]
 pub(crate) struct Receives;
 
@@ -70,7 +72,8 @@ impl sealed::SendQueue for PostList {
         payload: &P,
         flags: c_uint,
     ) {
-        // SAFETY: the form may be written by contract. Its list has room for what the limits allow.
+        // SAFETY: the slot may be written by contract. Its list has as many elements as the limits
+        // allow.
         unsafe {
             let request = &raw mut (*form).wr;
             (*request).next = next.cast();
@@ -115,7 +118,7 @@ impl WorkQueue for Receives {
 }
 
 impl Receives {
-    /// Writes a receive into `payload`; `next` is to follow it.
+    /// Writes a receive into `payload`; `next` is its successor.
     ///
     /// # Safety
     /// As for the requests of a send queue.

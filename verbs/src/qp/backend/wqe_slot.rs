@@ -1,7 +1,9 @@
-//! The forms of a queue: for each slot of its ring a request in which all that never changes is filled in already.
+//! The WQE slots of a work queue: for each slot of its ring a work request whose constant fields
+//! are filled in advance.
 //!
-//! What a request is depends on the [`Line`](super::Line). Its identity, where its scatter-gather list lies, which slot keeps its buffers and which form
-//! follows are written at creation: posting one then computes no address and reads no counter.
+//! The `wr_id`, the address of the scatter-gather list, the buffer slot and the successor are
+//! written at creation: posting computes no address and reads no counter. The work request's type
+//! depends on the [`WorkQueue`](super::WorkQueue).
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -10,19 +12,20 @@ use doorbell_verbs_sys as sys;
 
 use crate::qp::ring::{Ring, Slot};
 
-/// A form. Its address is that of its request, which is how the provider names it.
+/// A WQE slot. Its address is that of its work request, which is how the provider reports it as
+/// `bad_wr`.
 #[repr(C)]
 pub struct WqeSlot<R> {
     pub(crate) wr: R,
-    /// The form of the next slot; after the last comes the first.
+    /// The next slot, cyclic.
     pub(crate) next_slot: *mut WqeSlot<R>,
-    /// The slot.
+    /// Where the ring keeps the request's buffers.
     pub(crate) buffers: *const Slot,
-    /// The first scatter-gather element; as many more as the queue has per request lie behind the form.
+    /// The first scatter-gather element; the queue's remaining ones per request follow the slot.
     pub(crate) sge: sys::ibv_sge,
 }
 
-/// All forms of a queue, one for each slot, in one block.
+/// All WQE slots of a queue, one per ring slot, in one block.
 pub(crate) struct WqeSlots<R> {
     block: NonNull<u8>,
     layout: Layout,
@@ -31,17 +34,17 @@ pub(crate) struct WqeSlots<R> {
     request: core::marker::PhantomData<R>,
 }
 
-// SAFETY: it owns the block; what the forms point to outlives them by the contract of `new`.
+// SAFETY: it owns the block; what the slots point to outlives them by the contract of `new`.
 unsafe impl<R> Send for WqeSlots<R> {}
 // SAFETY: shared access reads nothing.
 unsafe impl<R> Sync for WqeSlots<R> {}
 
-/// A form begins on a cache line of its own.
+/// Slots begin on a cache line of their own.
 const LINE: usize = 64;
 
 impl<R> WqeSlots<R> {
-    /// Forms for the slots of `ring`, whose requests have `max_sge` elements and are made by `request`, of their identity and list; `key` is the upper half of the
-    /// former.
+    /// Slots for `ring`, whose requests have `max_sge` elements and are made by `new_wr` from
+    /// `wr_id` and list; `key` is the upper half of the `wr_id`.
     ///
     /// # Safety
     /// The ring outlives them.
@@ -56,7 +59,7 @@ impl<R> WqeSlots<R> {
         let stride = (size_of::<WqeSlot<R>>() + more).next_multiple_of(LINE);
         let bytes = stride.saturating_mul(slots);
         let layout = Layout::from_size_align(bytes, LINE).expect("the device has no queue of half the address space");
-        // SAFETY: a queue has at least one slot, and a form is not empty.
+        // SAFETY: a queue has at least one slot, and a slot is not empty.
         let Some(block) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
             handle_alloc_error(layout)
         };
@@ -69,7 +72,8 @@ impl<R> WqeSlots<R> {
         };
         for slot in 0..slots {
             let form = forms.at(slot as u64);
-            // SAFETY: the form is in the block, which is ours and zero, a valid value of its elements.
+            // SAFETY: the slot is in the block, which is ours and zero, a valid value of its
+            // elements.
             unsafe {
                 (&raw mut (*form).wr).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*form).sge));
                 (*form).next_slot = forms.at(slot as u64 + 1);
@@ -79,13 +83,13 @@ impl<R> WqeSlots<R> {
         forms
     }
 
-    /// The form of the slot of `position`.
+    /// The WQE slot of `position`.
     pub(crate) fn at(&self, position: u64) -> *mut WqeSlot<R> {
         let slot = position as usize & (self.slots - 1);
         self.block.as_ptr().wrapping_add(slot * self.stride).cast()
     }
 
-    /// The form that `form` follows.
+    /// The slot before `form`, cyclic.
     #[inline(always)]
     pub(crate) fn previous(&self, form: *mut WqeSlot<R>) -> *mut WqeSlot<R> {
         let first = self.block.as_ptr();
@@ -97,13 +101,13 @@ impl<R> WqeSlots<R> {
         from.wrapping_sub(self.stride).cast()
     }
 
-    /// How many forms lie from `first` up to, but without, `next`: 0 if they are one.
+    /// The number of slots from `first` up to `next`, exclusive: 0 if they are the same.
     pub(crate) fn distance(&self, first: *mut WqeSlot<R>, next: *mut WqeSlot<R>) -> u64 {
         let slot = |form: *mut WqeSlot<R>| (form.addr() - self.block.addr().get()) / self.stride;
         (slot(next).wrapping_sub(slot(first)) & (self.slots - 1)) as u64
     }
 
-    /// The form of the request at `request`, if it is one of these.
+    /// The slot that holds `request`, if it is one of these.
     pub(crate) fn find(&self, request: *mut R) -> Option<*mut WqeSlot<R>> {
         let offset = request.addr().checked_sub(self.block.addr().get())?;
         (offset % self.stride == 0 && offset < self.layout.size()).then(|| self.at((offset / self.stride) as u64))

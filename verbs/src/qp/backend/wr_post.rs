@@ -1,7 +1,9 @@
-//! The data path by calls (ibv_wr_post(3)): a batch is begun, each request is told to the provider by a call for its operation and one for its data, and the batch
-//! is completed, which rings the doorbell, or aborted.
+//! The extended data path (ibv_wr_post(3)): `ibv_wr_start` begins a batch, each request is one call
+//! for its operation and one for its data, and `ibv_wr_complete`, which rings the doorbell, or
+//! `ibv_wr_abort` ends it.
 //!
-//! The provider writes its own format at once: there is no list between it and us, and a form holds the request's identity alone.
+//! The provider writes its own WQE format at once, without a list in between; a slot holds the
+//! `wr_id` alone.
 
 use core::ffi::{c_int, c_uint};
 
@@ -14,9 +16,12 @@ use crate::qp::transport::TransportKind;
 use crate::wr::op::Operation;
 use crate::wr::payload::Payload;
 
-/// Requests are posted by the calls of `ibv_wr_post(3)`: what some providers do faster than lists, and others don't have.
+/// Requests are posted by the `ibv_wr_*` calls of ibv_wr_post(3): faster than lists with some
+/// providers, missing in others.
 ///
-/// If the device refuses a batch, it is refused whole: no request of it was posted, and [`index`](crate::RefusedBatch::index) is 0, as it does not say which it was.
+/// A batch that the device rejects is rejected whole: nothing was posted, and
+/// [`index`](crate::RefusedBatch::index) is 0, as the provider does not report which request it
+/// was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkRequests;
 
@@ -45,7 +50,7 @@ impl WorkQueue for WorkRequests {
         let extended: *mut sys::ibv_qp_ex = qp.get().cast();
         // SAFETY: by contract.
         unsafe {
-            // What most requests have: it is set again only for those that have others, and after them.
+            // The usual flags: set again only around requests with other ones.
             (*extended).wr_flags = 0;
             work_requests::wr_start(extended);
         }
@@ -77,7 +82,8 @@ impl sealed::SendQueue for WorkRequests {
 
     #[inline(always)]
     fn supports<O: Operation>(qp: QpHandle<'_>, op: &O) -> bool {
-        // SAFETY: the queue pair of a poster is live, and one of this backend was made by ibv_create_qp_ex.
+        // SAFETY: the queue pair of a poster is live, and one of this backend was made by
+        // ibv_create_qp_ex.
         O::ALWAYS_SUPPORTED || unsafe { op.is_callable(qp.get().cast()) }
     }
 
@@ -90,7 +96,8 @@ impl sealed::SendQueue for WorkRequests {
         payload: &P,
         flags: c_uint,
     ) {
-        // That data is inline is told by the call, and by the flag too: rxe's provider takes it from the flag.
+        // The call already says that data is inline; the flag is set too because rxe's provider
+        // reads it.
         let flags = P::FLAGS | flags;
         // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
         unsafe {
