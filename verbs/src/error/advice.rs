@@ -1,4 +1,5 @@
-//! What to do about a failure, from its errno and what is there instead: the ends of the errors' texts.
+//! Advice for a failure, from its errno and the alternatives available: the ends of the errors'
+//! texts.
 
 use std::io;
 
@@ -86,7 +87,7 @@ pub(super) fn create_advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The limit is the commonest cause by far, unless there is none.
+/// `RLIMIT_MEMLOCK` is the most frequent cause, unless there is no limit.
 fn locked_memory_advice(limit: Option<&str>) -> String {
     match limit {
         Some(UNLIMITED) => {
@@ -107,7 +108,7 @@ fn locked_memory_limit() -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// What to do about a refused registration, from its errno and the process's own limits.
+/// Advice for a failed registration, from its errno and the process's limits.
 pub(crate) fn register_advice(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::OutOfMemory => locked_memory_advice(locked_memory_limit().as_deref()),
@@ -142,7 +143,7 @@ pub(super) fn window_advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// What proc(5) calls a limit that is none.
+/// How proc(5) shows that there is no limit.
 const UNLIMITED: &str = "unlimited";
 
 #[cfg(test)]

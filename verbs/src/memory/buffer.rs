@@ -18,27 +18,31 @@ use crate::error::MemoryError;
 use crate::qp::RemoteRights;
 use crate::types::RKey;
 
-/// A unique, owned range of registered memory, with rights `K` (IBTA vol 1, 10.6). Never empty.
+/// A unique, owned range of registered memory, of kind `K` (IBTA vol 1, 10.6). Never empty.
 ///
-/// Posting a buffer moves it to the queue, its completion gives it back: while the device may touch the memory, safe code cannot. The memory is
-/// deregistered when the last buffer of the region is gone, and then freed.
+/// Posting a buffer moves it to the queue, its completion returns it: while the device may touch
+/// the memory, safe code cannot. The memory is deregistered when the last buffer of the region is
+/// dropped, and then freed.
 ///
 /// - `Buffer<Local>` is a `&mut [u8]` whenever you have it.
-/// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a peer may be reading.
-/// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at), [`load_u64`](Self::load_u64) and their like.
+/// - `Buffer<RemoteRead>` is a `&[u8]`; it is written by [`write_at`](Self::write_at), because a
+///   peer may be reading.
+/// - Memory that peers may write is never a slice: use [`read_at`](Self::read_at),
+///   [`load_u64`](Self::load_u64) and the like.
 /// - `Buffer<Frozen>` is a `&[u8]` that can be cloned, to be the source of many requests at once.
-/// - `Buffer<Scratch>` can be cloned as well, to be the target of many, and gives no bytes.
+/// - `Buffer<Scratch>` can be cloned too, to be the target of many, and gives no bytes.
 #[repr(transparent)]
 pub struct Buffer<K: Kind = Local> {
     range: RangePtr,
     kind: PhantomData<K>,
 }
 
-/// The kind of a buffer that nobody writes any more, and that may be cloned (see [`Buffer::freeze`]).
+/// The kind of a read-only buffer, which may be cloned (see [`Buffer::freeze`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frozen;
 
-/// The kind of a buffer that any number of requests may receive or read into at once, that may therefore be cloned, and whose bytes nobody looks at (see [`Buffer::scratch`]).
+/// The kind of a write-only buffer, which any number of requests may receive or read into at once,
+/// and which may be cloned (see [`Buffer::scratch`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scratch;
 
@@ -48,7 +52,8 @@ unsafe impl<K: Kind> Send for Buffer<K> {}
 unsafe impl<K: Kind> Sync for Buffer<K> {}
 
 impl<K: Kind> Buffer<K> {
-    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind `K`.
+    /// A buffer of `len` bytes at `addr`, which the caller owns, lie in `region`, and are of kind
+    /// `K`.
     pub(super) fn new(region: Arc<Region>, addr: u64, len: usize) -> Self {
         Self {
             range: Range::allocate::<K>(region, addr, len),
@@ -73,7 +78,8 @@ impl<K: Kind> Buffer<K> {
 
     #[inline(always)]
     pub(super) fn header(&self) -> &Range {
-        // SAFETY: the buffer owns its header, and nobody has a `&mut` to it while `self` is borrowed.
+        // SAFETY: the buffer owns its header, and there is no `&mut` to it while `self` is
+        // borrowed.
         unsafe { self.range.as_ref() }
     }
 
@@ -83,7 +89,8 @@ impl<K: Kind> Buffer<K> {
         unsafe { self.range.as_mut() }
     }
 
-    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self` is.
+    /// The first byte. Valid for `len` bytes as long as the region is, which is as long as `self`
+    /// is.
     #[inline(always)]
     fn start(&self) -> *mut u8 {
         core::ptr::with_exposed_provenance_mut(self.header().sge.addr as usize)
@@ -101,20 +108,20 @@ impl<K: Kind> Buffer<K> {
         self.header().region.raw()
     }
 
-    /// The region it is of.
+    /// The region it is part of.
     #[must_use]
     pub fn region(&self) -> RegionAttr {
         self.header().region.attr()
     }
 
-    /// Its address, as the device and peers name it.
+    /// Its address, for the device and peers.
     #[inline]
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.header().sge.addr
     }
 
-    /// Where it lies, and the keys of its region.
+    /// Its address and length, and the keys of its region.
     #[must_use]
     pub fn describe(&self) -> BufferDescription {
         let region = &self.header().region;
@@ -129,7 +136,7 @@ impl<K: Kind> Buffer<K> {
         }
     }
 
-    /// Cuts it in two, the first of `mid` bytes.
+    /// Splits it in two, the first of `mid` bytes.
     ///
     /// # Panics
     /// If either would be empty.
@@ -147,7 +154,7 @@ impl<K: Kind> Buffer<K> {
         (self, unsafe { Self::from_range(second) })
     }
 
-    /// Cuts it into buffers of `len` bytes; the last may be shorter.
+    /// Splits it into buffers of `len` bytes; the last may be shorter.
     ///
     /// # Panics
     /// If `len` is 0.
@@ -157,10 +164,10 @@ impl<K: Kind> Buffer<K> {
         Chunks::new(Arc::clone(&header.region), header.sge.addr, self.len(), len)
     }
 
-    /// Puts two neighbours together again, `next` following `self` directly in the same region.
+    /// Joins two adjacent buffers, `next` directly following `self` in the same region.
     ///
     /// # Errors
-    /// Gives both back if they aren't neighbours, or too long together for one message.
+    /// Returns both if they aren't adjacent, or too long together for one message.
     pub fn join(mut self, next: Self) -> Result<Self, (Self, Self)> {
         let len = self.len() + next.len();
         let neighbours =
@@ -173,7 +180,7 @@ impl<K: Kind> Buffer<K> {
         Ok(self)
     }
 
-    /// The bytes of `range` only, still owning the whole: a message shorter than its buffer.
+    /// The bytes of `range` only, still owning the whole: for a message shorter than its buffer.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
@@ -187,7 +194,7 @@ impl<K: Kind> Buffer<K> {
         }
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// The address of `len` bytes at `offset`, bounds-checked.
     #[inline]
     fn check(&self, offset: usize, len: usize) -> *mut u8 {
         let whole = self.len();
@@ -200,10 +207,11 @@ impl<K: Kind> Buffer<K> {
 }
 
 impl<K: Host> Buffer<K> {
-    /// Deregisters the region and gives its memory back, the whole of it, if this is its last buffer.
+    /// Deregisters the region and returns its memory, the whole of it, if this is its last buffer.
     ///
     /// # Errors
-    /// Gives the buffer back if there are others of the region, or the memory isn't the region's own; else says why the device refused.
+    /// Returns the buffer if there are others of the region, or the memory isn't the region's own;
+    /// else the device's error.
     pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
         let region = {
             // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up ownership.
@@ -226,19 +234,20 @@ impl<K: Host> Buffer<K> {
 
     /// Copies from `offset` into `into`, reading each byte once.
     ///
-    /// Where peers may write, what is read may be torn between their writes, as memory read by any other means would be.
+    /// Where peers may write, the result may be torn between their writes.
     ///
     /// # Panics
     /// If the range is beyond the buffer.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) {
         let from = self.check(offset, into.len());
-        // SAFETY: `check` has seen that the range is in the buffer; nobody has a `&mut` to these bytes, and the copy is atomic word by word, so that
-        // a peer's device may write them meanwhile.
+        // SAFETY: `check` has seen that the range is in the buffer; there is no `&mut` to these
+        // bytes, and the copy is atomic word by word, so that a peer's device may write them
+        // meanwhile.
         unsafe { copy::load(from, into) }
     }
 
-    /// Asks for its pages to be there when the device next wants them, if the region pages on demand (ibv_advise_mr(3)); mapped for writing too if `writable`. A hint:
-    /// it returns at once.
+    /// Prefetches its pages, for a region with on-demand paging (ibv_advise_mr(3)); mapped for
+    /// writing too if `writable`. A hint: it returns at once.
     ///
     /// # Errors
     /// When the device has no such call, or refuses.
@@ -249,11 +258,11 @@ impl<K: Host> Buffer<K> {
 }
 
 impl<R: Rights> Buffer<R> {
-    /// Gives the whole region other rights without registering it anew (ibv_rereg_mr(3)), if this is its last buffer. Peers' keys to it may have changed: hand out
-    /// new ones.
+    /// Changes the rights of the whole region without registering it anew (ibv_rereg_mr(3)), if
+    /// this is its last buffer. Peers' keys to it may have changed: hand out new ones.
     ///
     /// # Errors
-    /// Gives the buffer back as it was if there are others of the region, or the device refuses.
+    /// Returns the unchanged buffer if there are others of the region, or the device refuses.
     pub fn with_rights<N: Rights>(mut self, _: N) -> Result<Buffer<N>, Reregister<R>> {
         let header = self.header_mut();
         let Some(region) = Arc::get_mut(&mut header.region) else {
@@ -267,7 +276,8 @@ impl<R: Rights> Buffer<R> {
         }
         header.sge.lkey = region.lkey();
         header.set_kind::<N>();
-        // SAFETY: owned, in no list, and now of this tag. What peers could do to it by its old rights the device refuses from here on.
+        // SAFETY: owned, in no list, and now of this tag. Accesses by its old rights the device
+        // refuses from here on.
         Ok(unsafe { Buffer::from_range(self.into_range()) })
     }
 
@@ -277,8 +287,9 @@ impl<R: Rights> Buffer<R> {
     /// If the range is beyond the buffer.
     pub fn write_at(&mut self, offset: usize, from: &[u8]) {
         let into = self.check(offset, from.len());
-        // SAFETY: `check` has seen that the range is in the buffer; `&mut self` means that nobody here has a slice of it, and the copy is atomic word by
-        // word, so that a peer's device may touch the bytes meanwhile.
+        // SAFETY: `check` has seen that the range is in the buffer; `&mut self` means that there is
+        // no slice of it here, and the copy is atomic word by word, so that a peer's device may
+        // touch the bytes meanwhile.
         unsafe { copy::store(into, from) }
     }
 
@@ -289,7 +300,7 @@ impl<R: Rights> Buffer<R> {
     }
 }
 
-/// Where `range` begins in a buffer of `len` bytes, and how long it is.
+/// Offset and length of `range` in a buffer of `len` bytes.
 ///
 /// # Panics
 /// If the range is beyond the buffer.
@@ -311,15 +322,16 @@ pub(super) fn bytes_of(len: usize, range: impl RangeBounds<usize>) -> (usize, us
     (start, end - start)
 }
 
-/// What to hand to a peer, so that it can reach `header`'s range.
+/// The range of `header` for a peer.
 fn remote_of<K: Key>(header: &Range) -> Remote<K> {
     Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
 }
 
 impl<R: Exposed> Buffer<R> {
-    /// What to hand to a peer, so that it can reach this buffer with the rights it has.
+    /// The address and key for a peer to reach this buffer with the rights it has.
     ///
-    /// It may be used as long as the region lives; afterwards the peer gets a remote access error, and nothing happens here.
+    /// Valid as long as the region lives; afterwards the peer gets a remote access error, and
+    /// nothing happens here.
     #[must_use]
     pub fn remote(&self) -> Remote<R::Key> {
         remote_of(self.header())
@@ -327,7 +339,7 @@ impl<R: Exposed> Buffer<R> {
 }
 
 impl<R: Exposed> Buffer<Opaque<R>> {
-    /// What to hand to a peer, so that it can reach this memory with the rights it has.
+    /// The address and key for a peer to reach this memory with the rights it has.
     #[must_use]
     pub fn remote(&self) -> Remote<R::Key> {
         remote_of(self.header())
@@ -348,8 +360,8 @@ macro_rules! atomics {
         }
 
         #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
-        ///
-        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps with another width: that would be a data race even of atomics.
+        /// By `&mut`, so that no other thread of this process loads these bytes meanwhile, perhaps
+        /// with another width: that would be a data race even of atomics.
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Acquire` or `AcqRel`.
@@ -374,8 +386,10 @@ impl<R: PeerWritable> Buffer<R> {
             "offset {offset} is not aligned to {} bytes",
             size_of::<A>()
         );
-        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to memory of these rights is atomic (here and in `copy`), and stores
-        // have the buffer alone, so that accesses of different widths don't race; what devices do meanwhile is DMA (see `copy`).
+        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to
+        // memory of these rights is atomic (here and in `copy`), and stores have the buffer alone,
+        // so that accesses of different widths don't race; what devices do meanwhile is DMA (see
+        // `copy`).
         unsafe { &*at }
     }
 }
@@ -384,7 +398,7 @@ impl Buffer<Local> {
     /// The buffer as the target of an atomic operation's result.
     ///
     /// # Errors
-    /// Gives it back if it isn't 8 bytes long and aligned to 8.
+    /// Returns it if it isn't 8 bytes long and aligned to 8.
     pub fn into_word(self) -> Result<Word, Self> {
         if Word::fits(&self.header().sge) {
             Ok(Word::new(self))
@@ -401,23 +415,27 @@ impl Buffer<Local> {
 }
 
 impl Buffer<Local> {
-    /// Gives its bytes up, for many requests at once to receive or read into: what a test of speed does with the messages that it has no use for. Such memory stays in the processor's caches,
-    /// as a buffer for each request would not.
+    /// Makes it write-only and clonable, to be the target of many receives or reads at once, as
+    /// benchmarks do with messages that they discard: it stays in the processor's caches, unlike a
+    /// buffer per request.
     #[must_use]
     pub fn scratch(mut self) -> Buffer<Scratch> {
         self.header_mut().set_kind::<Scratch>();
-        // SAFETY: owned, in no list, and now of this tag: nothing gives its bytes to this process any more.
+        // SAFETY: owned, in no list, and now of this tag: this process has no access to its bytes
+        // any more.
         unsafe { Buffer::from_range(self.into_range()) }
     }
 }
 
 impl Clone for Buffer<Scratch> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and use those that completions give back.
+    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and reuse
+    /// those that completions return.
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Scratch>(Arc::clone(&header.region), header.sge.addr, self.len());
-        // SAFETY: just made with this tag. Only devices touch scratch bytes, and nobody minds what they find there: the kind is no `Host`, so that this process has no reference to
-        // them and no copy of them, not even when the last handle goes.
+        // SAFETY: just made with this tag. Only devices touch scratch bytes, whose value is never
+        // used: the kind is no `Host`, so that this process has no reference to them and no copy of
+        // them, not even when the last handle goes.
         unsafe { Self::from_range(range) }
     }
 }
@@ -433,13 +451,15 @@ impl Buffer<RemoteRead> {
 impl<K: Readable> Buffer<K> {
     fn into_kind(mut self) -> Buffer<Frozen> {
         self.header_mut().set_kind::<Frozen>();
-        // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading it as `&[u8]` stays right.
+        // SAFETY: owned, in no list, and now of this tag. Neither kind lets peers write, so reading
+        // it as `&[u8]` stays right.
         unsafe { Buffer::from_range(self.into_range()) }
     }
 }
 
 impl Clone for Buffer<Frozen> {
-    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and use those that completions give back.
+    /// Another handle to the same bytes. It allocates: make as many as will be in flight, and reuse
+    /// those that completions return.
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());
@@ -453,8 +473,9 @@ impl<K: Readable> Deref for Buffer<K> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised, live as long as `self`, and nobody writes them meanwhile: peers have no right to, the local device only
-        // writes buffers that were posted (moved into a queue), and this process only through `&mut Buffer`.
+        // SAFETY: the bytes are initialised, live as long as `self`, and nothing writes them
+        // meanwhile: peers have no right to, the local device only writes buffers that were posted
+        // (moved into a queue), and this process only through `&mut Buffer`.
         unsafe { core::slice::from_raw_parts(self.start(), self.len()) }
     }
 }
@@ -462,7 +483,8 @@ impl<K: Readable> Deref for Buffer<K> {
 impl DerefMut for Buffer<Local> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and nobody else reads them: peers have no rights, and the range is unique.
+        // SAFETY: as in `deref`, and nothing else reads them: peers have no rights, and the range
+        // is unique.
         unsafe { core::slice::from_raw_parts_mut(self.start(), self.len()) }
     }
 }
@@ -483,13 +505,14 @@ impl<K: Kind> core::fmt::Debug for Buffer<K> {
     }
 }
 
-/// Why [`Buffer::into_memory`] gave no memory.
+/// The error of [`Buffer::into_memory`].
 #[derive(Debug, thiserror::Error)]
 pub enum Reclaim<K: Kind> {
-    /// There are other buffers of the region; here is the one given.
+    /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
-    /// The memory is not the region's own: the buffer came from a [`RegistrationCache`](crate::RegistrationCache); here it is.
+    /// The memory is not the region's own: the buffer came from a
+    /// [`RegistrationCache`](crate::RegistrationCache); returns it.
     #[error("the region's memory belongs to somebody else")]
     Borrowed(Buffer<K>),
     /// The device refused; the memory is leaked.
@@ -497,21 +520,21 @@ pub enum Reclaim<K: Kind> {
     Refused(MemoryError),
 }
 
-/// Why [`Buffer::with_rights`] changed nothing.
+/// The error of [`Buffer::with_rights`].
 #[derive(Debug, thiserror::Error)]
 pub enum Reregister<K: Kind> {
-    /// There are other buffers of the region; here is the one given.
+    /// There are other buffers of the region; returns this one.
     #[error("other buffers of the region are still alive")]
     Shared(Buffer<K>),
-    /// The device refused, and the region is as it was; here is the buffer.
+    /// The device refused, and the region is unchanged; returns the buffer.
     #[error("{1}")]
     Refused(Buffer<K>, #[source] MemoryError),
-    /// The device failed half-way: the region is gone, with its memory.
+    /// The device failed half-way: the region is deregistered, and its memory freed.
     #[error("{0}; the region is gone")]
     Lost(#[source] MemoryError),
 }
 
-/// Some bytes of a buffer, and the whole of it: see [`Buffer::part`].
+/// Part of a buffer, owning the whole: see [`Buffer::part`].
 #[derive(Debug)]
 pub struct Part<K: Kind> {
     pub(super) buffer: Buffer<K>,
@@ -519,7 +542,7 @@ pub struct Part<K: Kind> {
     pub(super) len: u32,
 }
 
-/// The buffers that a longer one, or a region, is cut into.
+/// Iterator over the buffers that a longer one, or a region, is split into.
 pub struct Chunks<K: Kind> {
     region: Arc<Region>,
     addr: u64,

@@ -1,10 +1,13 @@
-//! Registrations kept for the next time: registering costs a system call and pins pages, which a library that sends from its users' memory cannot afford per message.
+//! A registration cache: registering costs a system call and pins pages, which a library that sends
+//! from its users' memory cannot afford per message.
 //!
-//! The cache says that memory *is* registered, never who may touch it: that is the business of the buffers it gives out. Each holds a reference to its region, so
-//! that nothing in use is deregistered; what is idle goes by age when the limits are reached.
+//! The cache records that memory *is* registered; the buffers it gives out decide who may access
+//! it. Each holds a reference to its region, so that nothing in use is deregistered; idle regions
+//! are evicted in LRU order when the limits are reached.
 //!
-//! There are no hooks into the allocator or munmap(2), as other caches have them: they miss what a static linker resolved, and a region that is forgotten without its
-//! owner's knowledge is no safer. Memory of the cache's owner's own keeping is kept alive by the region; for other memory [`RegistrationCache::invalidate`] must be called.
+//! There are no hooks into the allocator or munmap(2), as in other caches: they miss what a static
+//! linker resolved. Memory owned by the cache's user is kept alive by the region; for other memory
+//! [`RegistrationCache::invalidate`] must be called.
 
 use core::ffi::c_uint;
 use core::ops::Range;
@@ -20,8 +23,8 @@ use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// How much a [`RegistrationCache`] keeps registered. What is in use counts too, but stays whatever the limits; what is idle beyond them goes when memory is next
-/// registered.
+/// The limits of a [`RegistrationCache`]. Regions in use count, but are never evicted; idle regions
+/// beyond the limits are evicted at the next registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
     /// Regions at most.
@@ -40,26 +43,27 @@ impl Default for CacheLimits {
     }
 }
 
-/// What a [`RegistrationCache`] has done so far, and holds now.
+/// The counters of a [`RegistrationCache`], and its current size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct CacheStats {
-    /// Requests for memory that was registered already.
+    /// Requests for registered memory.
     pub hits: u64,
     /// Requests that registered it.
     pub misses: u64,
-    /// Regions let go of because of the limits.
+    /// Regions evicted because of the limits.
     pub evictions: u64,
     /// Regions it holds.
     pub regions: usize,
-    /// Bytes of these, with the rest of the pages they begin and end in.
+    /// Bytes of these regions, rounded to whole pages.
     pub bytes: u64,
 }
 
-/// Registered memory, found again by its address.
+/// A cache of registered memory by address.
 ///
-/// Looking memory up costs one uncontended mutex, one search among the regions, and the allocation of the buffer's header; registering holds the mutex, so that
-/// two threads don't register the same memory twice.
+/// A hit costs one uncontended mutex, one search among the regions, and the allocation of the
+/// buffer's header; registering holds the mutex, so that two threads don't register the same memory
+/// twice.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -80,11 +84,12 @@ pub struct RegistrationCache {
 
 #[derive(Default)]
 struct State {
-    /// Memory that no peer has rights in, in whole pages, by its first address. No two overlap.
+    /// Memory without remote rights, in whole pages, by first address. No two overlap.
     local: BTreeMap<u64, Entry>,
-    /// Memory registered exactly as asked for: what peers may reach must not grow to whole pages, and what is shared belongs to its owner.
+    /// Memory registered exactly as requested: the range that peers reach must not grow to whole
+    /// pages, and shared memory belongs to its owner.
     exact: HashMap<ExactKey, Entry>,
-    /// Counts requests, to tell what was used last.
+    /// Counts requests: the LRU clock.
     clock: u64,
     stats: CacheStats,
 }
@@ -102,7 +107,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether no buffer of it is left. No new one can come but through the cache, which is locked.
+    /// Whether no buffer of it is left. New ones come only from the cache, which is locked.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.region) == 1
     }
@@ -113,7 +118,7 @@ impl Entry {
     }
 }
 
-/// Regions taken out of the cache, to be dropped when it is no longer locked: deregistering may take long.
+/// Evicted regions, dropped after unlocking the cache: deregistering may take long.
 type Evicted = Vec<Arc<Region>>;
 
 impl RegistrationCache {
@@ -127,11 +132,13 @@ impl RegistrationCache {
         }
     }
 
-    /// The bytes `range` of what `owner` lends by `as_ref`, as the source of requests. All that it lends is registered, for the device to read, and `owner` kept alive as
-    /// long as it is, in the cache or in buffers.
+    /// The bytes `range` of what `owner` lends by `as_ref`, as the source of requests. All of it is
+    /// registered, for the device to read; `owner` is kept alive as long as the region is in the
+    /// cache or in buffers.
     ///
     /// # Errors
-    /// When the range is empty, beyond what the owner lends or too long for one message, or the device refuses.
+    /// When the range is empty, beyond what the owner lends or too long for one message, or the
+    /// device refuses.
     pub fn shared<T>(&self, owner: &Arc<T>, range: Range<usize>) -> Result<Buffer<Frozen>, MemoryError>
     where
         T: AsRef<[u8]> + Send + Sync + 'static,
@@ -151,18 +158,21 @@ impl RegistrationCache {
             access: 0,
         };
         let keep = || Backing::KeepAlive(Arc::clone(owner) as _);
-        // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached by `&mut`, as it cannot know when the borrow ends; the region holds
-        // a reference that it gives nobody. The device may only read.
+        // SAFETY: what `as_ref` lends stays lent as long as `owner` is neither dropped nor reached
+        // by `&mut`, as it cannot know when the borrow ends; the region holds a private reference.
+        // The device may only read.
         let region = unsafe { self.exact(key, keep) }?;
         Ok(Buffer::new(region, part.as_ptr() as u64, part.len()))
     }
 
-    /// The `len` bytes at `start` as a buffer. Memory without remote rights is registered in whole pages, and joined with what is registered of it already; with
-    /// remote rights exactly as it is.
+    /// The `len` bytes at `start` as a buffer. Memory without remote rights is registered in whole
+    /// pages, merged with overlapping registrations; with remote rights exactly as given.
     ///
     /// # Safety
-    /// The bytes are initialised and mapped, and stay so until the buffer and all that came of it are gone *and* [`invalidate`](Self::invalidate) was called for them (or
-    /// the cache is gone). While the buffer lives, this process touches them through it alone; and peers may while the cache holds them, if they have rights.
+    /// The bytes are initialised and mapped, and stay so until the buffer and all that was made
+    /// from it are gone *and* [`invalidate`](Self::invalidate) was called for them (or the cache is
+    /// gone). While the buffer lives, this process touches them through it alone; and peers may
+    /// while the cache holds them, if they have rights.
     ///
     /// # Errors
     /// When `len` is 0 or too long for one message, or the device refuses.
@@ -184,18 +194,19 @@ impl RegistrationCache {
         Ok(Buffer::new(region, addr, len))
     }
 
-    /// Forgets all memory that touches `range`: to be called before it is unmapped. Returns how many of the regions are still in use, and will be deregistered
-    /// with their last buffer: until then it must stay.
+    /// Forgets all memory that overlaps `range`; must be called before it is unmapped. Returns how
+    /// many of the regions are still in use: they are deregistered with their last buffer, and
+    /// their memory must stay mapped until then.
     pub fn invalidate(&self, range: Range<u64>) -> usize {
         self.forget(|entry| entry.touches(&range))
     }
 
-    /// Forgets everything. Returns what [`invalidate`](Self::invalidate) does.
+    /// Forgets everything. Returns the same count as [`invalidate`](Self::invalidate).
     pub fn clear(&self) -> usize {
         self.forget(|_| true)
     }
 
-    /// What it has done so far, and holds now.
+    /// Its counters and current size.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.state().stats
@@ -227,7 +238,7 @@ impl RegistrationCache {
         in_use
     }
 
-    /// The region registered exactly so.
+    /// The region registered with exactly this `key`.
     ///
     /// # Safety
     /// As for [`Region::register`], whose backing `keep` makes.
@@ -279,8 +290,9 @@ impl RegistrationCache {
             len: (union.end - union.start) as usize,
             access: super::rights::LOCAL,
         };
-        // SAFETY: the pages of the range are mapped since the range is, and so are those of the regions it is joined with: they would have been invalidated. The device
-        // touches only what requests name.
+        // SAFETY: the pages of the range are mapped since the range is, and so are those of the
+        // regions it is merged with: they would have been invalidated. The device touches only what
+        // requests name.
         let (region, mut gone) = unsafe { self.register(&mut state, key, || Backing::External) }?;
         for key in overlapping {
             gone.extend(state.local.remove(&key).map(|entry| entry.region));
@@ -296,7 +308,7 @@ impl RegistrationCache {
         Ok(region)
     }
 
-    /// Registers, once more after letting go of all that is idle if there was no room.
+    /// Registers; if there is no room, once more after evicting all idle regions.
     ///
     /// # Safety
     /// As for [`Region::register`].
@@ -316,7 +328,7 @@ impl RegistrationCache {
         if matches!(&registered, Err(error) if error.is_out_of_memory()) {
             let none = CacheLimits { regions: 0, bytes: 0 };
             state.evict(none, &mut gone);
-            // Now, as it is their room that is wanted.
+            // Deregister now: the retry needs their room.
             gone.clear();
             registered = register();
         }
@@ -341,7 +353,8 @@ impl State {
             .collect()
     }
 
-    /// Lets go of the idle regions used longest ago, until the limits are kept. It looks at all of them for each: that is little beside registering.
+    /// Evicts idle regions in LRU order until the limits are kept. Scans all regions for each:
+    /// cheap beside registering.
     fn evict(&mut self, limits: CacheLimits, gone: &mut Evicted) {
         self.count();
         while self.stats.regions > limits.regions || self.stats.bytes > limits.bytes {
@@ -371,13 +384,13 @@ impl State {
     }
 }
 
-/// Where an entry is.
+/// The map and key of an entry.
 enum CacheKey {
     Local(u64),
     Exact(ExactKey),
 }
 
-/// The pages that the `len` bytes at `addr` lie in.
+/// The bounds of the pages that contain the `len` bytes at `addr`.
 fn whole_pages(addr: u64, len: usize) -> (u64, u64) {
     let page = PAGE as u64;
     let start = addr & !(page - 1);

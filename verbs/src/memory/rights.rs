@@ -1,8 +1,9 @@
-//! Who may do what with a region, as types.
+//! Access rights as types.
 //!
-//! Two families: what a region is registered with ([`Local`], [`RemoteRead`] …: the parameter of [`Buffer`](super::Buffer)), and what a key handed to a
-//! peer therefore grants ([`Read`], [`Write`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that any buffer can receive
-//! (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
+//! Two families: what a region is registered with ([`Local`], [`RemoteRead`] …: the parameter of
+//! [`Buffer`](super::Buffer)), and what a key handed to a peer therefore grants ([`Read`],
+//! [`Write`] …: the parameter of [`Remote`](super::Remote)). Every region has LOCAL_WRITE, so that
+//! any buffer can receive (IBTA vol 1, 10.6.3.1: remote write and atomic rights require it anyway).
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -16,9 +17,10 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// What a buffer is: one of the [`Rights`], [`Frozen`], or [`Opaque`].
+/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`](crate::Scratch) or
+/// [`Opaque`].
 pub trait Kind: Sealed + 'static {
-    /// Tells kinds apart where the type is erased.
+    /// Identifies the kind where the type is erased.
     #[doc(hidden)]
     const TAG: u8;
 }
@@ -36,18 +38,18 @@ pub trait Rights: Host + Copy {
 /// Kinds of memory that no peer can write: it can be lent as `&[u8]`.
 pub trait Readable: Kind {}
 
-/// Rights under which a peer may write at any time, so that the memory is never lent as `&[u8]`.
+/// Rights under which a peer may write at any time: the memory is never lent as `&[u8]`.
 pub trait PeerWritable: Rights {}
 
-/// Rights of which there is something to hand to a peer.
+/// Rights that give peers access, by a key.
 pub trait Exposed: Rights {
-    /// What a key to such memory grants.
+    /// The rights that a key to such memory grants.
     type Key: Key;
 }
 
-/// What a key grants a peer.
+/// The rights that a key grants a peer.
 pub trait Key: Sealed + Copy + 'static {
-    /// `ibv_access_flags` it grants, as written in its serialised form.
+    /// The `ibv_access_flags` it grants, as in its serialised form.
     #[doc(hidden)]
     const ACCESS: c_uint;
     /// Its name in error messages.
@@ -86,7 +88,7 @@ macro_rules! keys {
     )* };
 }
 
-/// The access of memory that peers have no rights in.
+/// The access flags of memory without remote rights.
 pub(super) const LOCAL: c_uint = Local::ACCESS;
 
 const READ: c_uint = sys::IBV_ACCESS_REMOTE_READ;
@@ -94,7 +96,7 @@ const WRITE: c_uint = sys::IBV_ACCESS_REMOTE_WRITE;
 const ATOMIC: c_uint = sys::IBV_ACCESS_REMOTE_ATOMIC;
 
 rights! {
-    /// This process and its device only: peers have no rights. The default.
+    /// Local access only: peers have no rights. The default.
     Local = 1, 0;
     /// Peers may read.
     RemoteRead = 2, READ;
@@ -106,7 +108,8 @@ rights! {
     RemoteAtomic = 5, ATOMIC;
     /// Peers may read, write and perform atomic operations.
     RemoteAll = 6, READ | WRITE | ATOMIC;
-    /// Peers have the rights of the [memory windows](crate::MemoryWindow) that are bound to it, and none besides. As any of them may let peers write, it is never lent as `&[u8]`.
+    /// Peers have only the rights of [memory windows](crate::MemoryWindow) bound to it. As a window
+    /// may let peers write, it is never lent as `&[u8]`.
     Windowed = 8, sys::IBV_ACCESS_MW_BIND;
 }
 
@@ -134,9 +137,10 @@ impl Kind for Scratch {
     const TAG: u8 = 9;
 }
 
-/// Memory with rights `R` that this process cannot reach, only devices: a GPU's, shared as a dma-buf
-/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own ([`DeviceMemory`](crate::DeviceMemory); ibv_alloc_dm(3)). A `Buffer<Opaque<R>>` is posted as
-/// any other, and gives no bytes.
+/// Memory with rights `R` that only devices reach, not this process: a GPU's, shared as a dma-buf
+/// ([`register_dmabuf`](crate::ProtectionDomain::register_dmabuf)), or the adapter's own
+/// ([`DeviceMemory`](crate::DeviceMemory); ibv_alloc_dm(3)). A `Buffer<Opaque<R>>` is posted like
+/// any other, and gives no access to its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opaque<R: Rights = Local>(PhantomData<R>);
 

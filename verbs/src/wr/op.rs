@@ -1,4 +1,4 @@
-//! The operations of a send queue, as types: each knows its opcode and what it writes into a work request.
+//! The operations of a send queue as types: each knows its opcode and operands.
 
 use doorbell_verbs_sys::{self as sys, work_requests};
 
@@ -8,7 +8,8 @@ use crate::qp::Reason;
 /// An operation of the send queue.
 pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 
-/// Operations that send a message, which the peer may be woken by: SEND and WRITE, with or without immediate data, and SEND with invalidate.
+/// Operations that send a message and may request a solicited event: SEND and WRITE, with or
+/// without immediate data, and SEND with invalidate.
 pub trait Message: Operation {}
 
 /// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
@@ -17,7 +18,7 @@ pub trait Immediate: Message {
     #[doc(hidden)]
     const WITH_IMMEDIATE: sys::ibv_wr_opcode;
 
-    /// Tells the operation with immediate data to the provider.
+    /// Makes the `ibv_wr_*` call of the operation with immediate data.
     ///
     /// # Safety
     /// As for the operation without.
@@ -37,16 +38,18 @@ pub(crate) mod sealed {
         /// `wr` points to a work request.
         unsafe fn fill_wr(&self, wr: *mut sys::ibv_send_wr);
 
-        /// Tells the operation to the provider.
+        /// Makes the operation's `ibv_wr_*` call.
         ///
         /// # Safety
-        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the operation `is_callable`.
+        /// `qp` is live and was made by ibv_create_qp_ex, a batch of it was begun, and the
+        /// operation `is_callable`.
         unsafe fn call_wr(&self, qp: *mut sys::ibv_qp_ex);
 
-        /// Whether any queue pair of its transport takes it; else `is_callable` says so.
+        /// Whether any queue pair of its transport supports it; else `is_callable` decides.
         const ALWAYS_SUPPORTED: bool = true;
 
-        /// Whether the queue pair takes it: those that any of its transport takes were looked for when it was made.
+        /// Whether the queue pair supports it. Those that any of its transport supports were
+        /// checked when it was made.
         ///
         /// # Safety
         /// `qp` is live and was made by ibv_create_qp_ex.
@@ -55,13 +58,13 @@ pub(crate) mod sealed {
             true
         }
 
-        /// Whether a message of `len` bytes will not do where there is `room` for so many.
+        /// Whether a message of `len` bytes is invalid, where `room` are possible.
         #[inline(always)]
         fn rejects(&self, len: u64, room: u64) -> bool {
             len > room
         }
 
-        /// What is wrong with it, if `refuses` says so.
+        /// Why it is invalid, if `rejects` says so.
         fn reject_reason(&self, len: u64, room: u64) -> Option<Reason> {
             (len > room).then_some(Reason::RemoteTooShort { len, remote: room })
         }
@@ -82,7 +85,7 @@ pub struct Send;
 /// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
 #[derive(Debug, Clone, Copy)]
 pub struct SendTo {
-    /// Null where the address handle is not the queue pair's to use.
+    /// Null if the queue pair may not use the address handle.
     pub(crate) ah: *mut sys::ibv_ah,
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
@@ -111,13 +114,13 @@ pub struct FetchAdd {
     pub(crate) add: u64,
 }
 
-/// SEND that takes a key of the peer's away (IBTA vol 1, 9.4.1.1).
+/// SEND with invalidate of a peer's key (IBTA vol 1, 9.4.1.1).
 #[derive(Debug, Clone, Copy)]
 pub struct SendInvalidate {
     pub(crate) rkey: u32,
 }
 
-/// Binding of a memory window (IBTA vol 1, 10.8.3.3).
+/// Bind of a memory window (IBTA vol 1, 10.8.3.3).
 #[derive(Debug, Clone, Copy)]
 pub struct Bind(pub(crate) Binding);
 
@@ -125,18 +128,18 @@ pub struct Bind(pub(crate) Binding);
 #[derive(Debug, Clone, Copy)]
 pub struct Invalidate(pub(crate) Binding);
 
-/// What a request does with a window.
+/// The operands of a window's request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Binding {
-    /// Live, unless there is an objection.
+    /// Live, unless `objection` is set.
     pub(crate) mw: *mut sys::ibv_mw,
-    /// The key that it is to have, or that is to be taken away.
+    /// The new key, or the one to invalidate.
     pub(crate) rkey: u32,
     pub(crate) info: sys::ibv_mw_bind_info,
     pub(crate) objection: Option<BindError>,
 }
 
-/// What is wrong with a window's request.
+/// Why a window's request is invalid.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum BindError {
     Gone,
@@ -154,7 +157,7 @@ impl Binding {
     }
 }
 
-/// Where remote memory begins. Two words, so that it is passed in registers where a request is looked at more closely.
+/// A remote address and rkey. Two words, so that it is passed in registers to the slow path.
 #[derive(Debug, Clone, Copy)]
 struct RemoteAddress {
     addr: u64,
@@ -171,7 +174,7 @@ impl RemoteAddress {
     }
 }
 
-/// The room for a message that nothing but its own limits bounds.
+/// The longest message where only the payload's own limits apply.
 pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
 impl Write {

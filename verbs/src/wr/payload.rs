@@ -1,4 +1,5 @@
-//! What a request carries: one buffer, several, bytes inline, or a memory window.
+//! The payload of a work request: one buffer, a scatter-gather list, inline data, or a memory
+//! window.
 
 use core::ffi::c_uint;
 use core::marker::PhantomData;
@@ -8,10 +9,10 @@ use doorbell_verbs_sys::{self as sys, work_requests};
 use crate::memory::{Buffers, Source};
 use crate::qp::Reason;
 
-/// What a request carries: [`One`], [`Several`], [`Inline`] or [`Window`].
+/// The payload of a work request: [`One`], [`Several`], [`Inline`] or [`Window`].
 pub trait Payload: sealed::Stage {}
 
-/// The limits of a queue pair that a payload must keep to.
+/// A queue pair's limits for payloads.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub(crate) max_inline: u32,
@@ -22,37 +23,38 @@ pub(crate) mod sealed {
     use super::{Buffers, Limits, Reason, c_uint, sys};
 
     pub trait Stage: Sized {
-        /// Flags that the work request gets.
+        /// Send flags of the payload.
         const FLAGS: c_uint;
 
         /// Bytes of the message.
         fn bytes(&self) -> u64;
 
-        /// Why the queue pair would not take it, if so.
+        /// Why the queue pair would reject it; `None` if it is valid.
         fn reject_reason(&self, limits: Limits) -> Option<Reason>;
 
-        /// Whether `check` finds nothing.
+        /// Whether `reject_reason` is `None`.
         #[inline(always)]
         fn fits(&self, limits: Limits) -> bool {
             self.reject_reason(limits).is_none()
         }
 
-        /// Whether `check` finds nothing, and `num_sge` is 1.
+        /// Whether `reject_reason` is `None`, and `num_sge` is 1.
         fn is_single(&self, limits: Limits) -> bool;
 
-        /// How many elements the scatter-gather list has.
+        /// The number of scatter-gather elements.
         fn num_sge(&self) -> i32;
 
         /// Writes the scatter-gather list.
         ///
         /// # Safety
-        /// `check` found nothing, and there is room for `max_sge` elements.
+        /// `reject_reason` is `None`, and `sges` has space for `max_sge` elements.
         unsafe fn write_sges(&self, sges: *mut sys::ibv_sge);
 
-        /// Tells it to the provider.
+        /// Sets it on the current `ibv_wr_*` request.
         ///
         /// # Safety
-        /// `check` found nothing; `qp` is live and was made by ibv_create_qp_ex, and an operation of a batch of it has just been told.
+        /// `reject_reason` is `None`; `qp` is live and was made by ibv_create_qp_ex, and the last
+        /// call of its batch was an operation.
         unsafe fn set_data(&self, qp: *mut sys::ibv_qp_ex);
 
         /// The buffers it owns, to be kept while in flight.
@@ -96,7 +98,7 @@ impl<S: Source> sealed::Stage for One<S> {
 
     #[inline(always)]
     unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
-        // SAFETY: every list has room for one.
+        // SAFETY: every list has space for one.
         unsafe { self.0.write_sge(sges) }
     }
 
@@ -113,7 +115,7 @@ impl<S: Source> sealed::Stage for One<S> {
     }
 }
 
-/// `N` buffers, one after the other on the wire.
+/// A scatter-gather list of `N` buffers, in wire order.
 #[derive(Debug)]
 pub struct Several<const N: usize> {
     sges: [sys::ibv_sge; N],
@@ -160,7 +162,7 @@ impl<const N: usize> sealed::Stage for Several<N> {
 
     unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
         for (index, sge) in self.sges.iter().enumerate() {
-            // SAFETY: `check` has seen that N elements fit.
+            // SAFETY: `reject_reason` has seen that N elements fit.
             unsafe { *sges.add(index) = *sge };
         }
     }
@@ -178,7 +180,7 @@ impl<const N: usize> sealed::Stage for Several<N> {
 /// The longest message: 2^31 bytes (IBTA vol 1, 9.7.7).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// Bytes that the device takes as part of the work request, so that they may be changed as soon as the batch is posted.
+/// Inline data: copied into the WQE, so that it may be changed as soon as the batch is posted.
 #[derive(Debug)]
 pub struct Inline<'d> {
     bytes: *const u8,
@@ -224,7 +226,8 @@ impl sealed::Stage for Inline<'_> {
 
     #[inline(always)]
     unsafe fn write_sges(&self, sges: *mut sys::ibv_sge) {
-        // SAFETY: every list has room for one. An inline element's key is not looked at. The length fits, being at most `max_inline`.
+        // SAFETY: every list has space for one. An inline element's key is not read. The length
+        // fits, being at most `max_inline`.
         unsafe {
             (*sges).addr = self.bytes.expose_provenance() as u64;
             (*sges).length = self.len as u32;
@@ -243,12 +246,12 @@ impl sealed::Stage for Inline<'_> {
     }
 }
 
-/// A memory window, to be bound or unbound: nothing that goes on the wire.
+/// A memory window, to be bound or unbound: nothing goes on the wire.
 #[derive(Debug)]
 pub struct Window(Buffers);
 
 impl Window {
-    /// A window on its way.
+    /// A window in flight.
     pub(crate) fn new(on_its_way: Buffers) -> Self {
         Self(on_its_way)
     }

@@ -1,4 +1,4 @@
-//! Completion statuses, each with what it means for whoever gets it (IBTA vol 1, 11.6.2; ibv_poll_cq(3)).
+//! Completion statuses, each with advice (IBTA vol 1, 11.6.2; ibv_poll_cq(3)).
 
 use core::fmt;
 
@@ -7,7 +7,7 @@ use doorbell_verbs_sys as sys;
 use crate::qp::Queue;
 use crate::types::Qpn;
 
-/// Why a request failed (ibv_poll_cq(3); IBTA vol 1, 11.6.2).
+/// Why a request failed (`ibv_wc_status`; ibv_poll_cq(3); IBTA vol 1, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -17,23 +17,23 @@ pub enum Status {
     LocalQpOperation,
     /// A buffer's key does not cover it, or is of another protection domain.
     LocalProtection,
-    /// The queue pair went to the error state before this request was done.
+    /// The queue pair entered ERR before this request completed.
     Flushed,
     /// A memory window could not be bound.
     WindowBind,
-    /// The peer answered with something that makes no sense.
+    /// The peer's response is invalid.
     BadResponse,
     /// Memory lacks the local right needed.
     LocalAccess,
-    /// The peer could not make sense of the request.
+    /// The peer's responder rejects the request as invalid.
     RemoteInvalidRequest,
     /// The peer's memory does not allow the access.
     RemoteAccess,
-    /// The peer failed to carry the request out.
+    /// The peer failed to execute the request.
     RemoteOperation,
-    /// The peer does not answer.
+    /// The peer does not respond: the retry count is exceeded.
     RetryExceeded,
-    /// The peer has no receive posted.
+    /// The peer has no receive posted: the RNR retry count is exceeded.
     RnrRetryExceeded,
     /// The peer aborted the operation.
     RemoteAborted,
@@ -67,7 +67,7 @@ impl Status {
         }
     }
 
-    /// What it means and what to do.
+    /// Its meaning, and what to do.
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
@@ -134,7 +134,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// The vendor's code, if it says anything.
+/// The vendor's code, if it is not 0.
 fn vendor_suffix(code: u32) -> String {
     match code {
         0 => String::new(),
@@ -142,18 +142,19 @@ fn vendor_suffix(code: u32) -> String {
     }
 }
 
-/// A failed request: what is valid in an error completion, and no more (ibv_poll_cq(3): identity, status, queue pair, vendor's code).
+/// An error completion: the fields that are valid in it, and no more (ibv_poll_cq(3): identity,
+/// status, queue pair, vendor's code).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]
 pub struct Failure {
     /// Why.
     pub status: Status,
-    /// The device's own code for it.
+    /// The device's own code (`vendor_err`).
     pub vendor_error: u32,
     /// The queue pair.
     pub qpn: Qpn,
-    /// Which of its queues.
+    /// The work queue.
     pub queue: Queue,
     /// Which request of the queue, counted from 0.
     pub sequence: u64,
