@@ -19,7 +19,8 @@ use crate::qp::QueuePairBuilder;
 use crate::raw::Lender;
 use crate::srq::SharedReceiveBuilder;
 
-/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated with the last object made in it.
+/// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated
+/// with the last object made in it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     inner: Arc<PdInner>,
@@ -206,7 +207,8 @@ impl Drop for PdInner {
         self.handles.close(&self.context);
         let result = match self.lender {
             Some(_) => Ok(()),
-            // SAFETY: the last reference: regions and queue pairs hold one until they have been destroyed (and leak it if destroying failed).
+            // SAFETY: the last reference: regions and queue pairs hold one until they have been
+            // destroyed (and leak it if destroying failed).
             None => check(unsafe { (self.context.api.dealloc_pd)(self.raw) }),
         };
         match result {

@@ -214,7 +214,8 @@ impl<K: Host> Buffer<K> {
     /// else the device's error.
     pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
         let region = {
-            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up ownership.
+            // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up
+            // ownership.
             let header = unsafe { Box::from_raw(self.into_range().as_ptr()) };
             let again = |region| {
                 let range = Range::allocate::<K>(region, header.sge.addr, header.sge.length as usize);
@@ -349,8 +350,8 @@ impl<R: Exposed> Buffer<Opaque<R>> {
 macro_rules! atomics {
     ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
         #[doc = concat!("Loads the `", stringify!($int), "` at `offset` in one access: a flag or counter that a peer writes.")]
-        ///
-        /// With `Acquire`, what the peer wrote before it (in the order its device guarantees: IBTA vol 1, o9-20) is visible after it.
+        /// With `Acquire`, what the peer wrote before it (in the order its device guarantees: IBTA
+        /// vol 1, o9-20) is visible after it.
         ///
         /// # Panics
         /// If it is beyond the buffer or unaligned, or the ordering is `Release` or `AcqRel`.
@@ -441,7 +442,8 @@ impl Clone for Buffer<Scratch> {
 }
 
 impl Buffer<RemoteRead> {
-    /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay valid.
+    /// Makes it read-only and clonable, to be the source of many requests at once. Keys to it stay
+    /// valid.
     #[must_use]
     pub fn freeze(self) -> Buffer<Frozen> {
         self.into_kind()
@@ -463,7 +465,8 @@ impl Clone for Buffer<Frozen> {
     fn clone(&self) -> Self {
         let header = self.header();
         let range = Range::allocate::<Frozen>(Arc::clone(&header.region), header.sge.addr, self.len());
-        // SAFETY: just made with this tag. Frozen bytes are only ever read, so two handles to them do no harm.
+        // SAFETY: just made with this tag. Frozen bytes are only ever read, so two handles to them
+        // do no harm.
         unsafe { Self::from_range(range) }
     }
 }
@@ -492,7 +495,8 @@ impl DerefMut for Buffer<Local> {
 impl<K: Kind> Drop for Buffer<K> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the buffer owns its range, and is not used after; the device is not touching it (it is not posted).
+        // SAFETY: the buffer owns its range, and is not used after; the device is not touching it
+        // (it is not posted).
         drop(unsafe { Buffers::from_head(Some(self.range)) });
     }
 }

@@ -18,12 +18,14 @@ fn head(at: *const u8, len: usize) -> usize {
 /// Copies from `from` to `into`.
 ///
 /// # Safety
-/// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not written.
+/// `from` is valid for `into.len()` bytes, which are only accessed atomically meanwhile, or not
+/// written.
 pub(super) unsafe fn load(from: *mut u8, into: &mut [u8]) {
     let (first, rest) = into.split_at_mut(head(from, into.len()));
     let (words, last) = rest.as_chunks_mut::<WORD>();
     let mut at = from;
-    // SAFETY (all below): `at` advances by what was copied, so it stays in the range valid by contract; it is at a word boundary for the words.
+    // SAFETY (all below): `at` advances by what was copied, so it stays in the range valid by
+    // contract; it is at a word boundary for the words.
     for byte in first {
         // SAFETY: see above.
         *byte = unsafe { (*at.cast::<AtomicU8>()).load(Relaxed) };

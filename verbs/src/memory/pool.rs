@@ -64,7 +64,8 @@ impl<K: Kind> Pool<K> {
         let range = self.first?;
         // SAFETY: the pool owns it.
         self.first = unsafe { range.as_ref().next };
-        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the list.
+        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the
+        // list.
         Some(unsafe { Buffer::from_range(range) })
     }
 
@@ -152,7 +153,8 @@ impl<K: Kind> Iterator for Drain<'_, K> {
         let range = self.first?;
         // SAFETY: owned, as the pool holds it no more.
         self.first = unsafe { range.as_ref().next };
-        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the list.
+        // SAFETY: owned, of this kind as `push` took it from such a buffer, and no longer in the
+        // list.
         Some(unsafe { Buffer::from_range(range) })
     }
 

@@ -70,7 +70,8 @@ pub(super) enum Backing {
     Lent(Arc<dyn Send + Sync>),
 }
 
-// SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached only through ranges, which are unique.
+// SAFETY: `mr` is only passed to verbs, which may be called from any thread; the memory is reached
+// only through ranges, which are unique.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -324,7 +325,8 @@ impl Region {
         if let Backing::Lent(_) = *self.backing {
             return Ok(());
         }
-        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude each other.
+        // SAFETY: made by this Api, and deregistered once: by `dissolve` or by Drop, which exclude
+        // each other.
         check(unsafe { (self.pd.context.api.dereg_mr)(self.mr) })
     }
 }

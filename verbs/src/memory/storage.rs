@@ -233,8 +233,9 @@ impl Memory {
             return self.to_vec();
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other constructors align it), whose pointer, length and
-        // capacity these are; it is given up here without running its own Drop.
+        // SAFETY: heap memory of alignment 1 came from a `Vec<u8>` or `Box<[u8]>` (all other
+        // constructors align it), whose pointer, length and capacity these are; it is given up here
+        // without running its own Drop.
         unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, layout.size()) }
     }
 

@@ -128,7 +128,8 @@ struct State {
     tied: bool,
 }
 
-// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the lock.
+// SAFETY: `mw` is only passed to verbs, which may be called from any thread, and written under the
+// lock.
 unsafe impl Send for State {}
 
 /// A window in the slot of its request.

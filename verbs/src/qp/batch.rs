@@ -235,7 +235,8 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op, room, Several::new(buffers))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_to`](Self::send_to) does.
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
+    /// [`send_to`](Self::send_to) does.
     #[inline(always)]
     pub fn send_to_inline(
         &mut self,
@@ -293,7 +294,8 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::Write::new(remote), remote.len(), Several::new(buffers))
     }
 
-    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of `remote`.
+    /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of
+    /// `remote`.
     #[inline(always)]
     pub fn write_inline(
         &mut self,
@@ -342,7 +344,8 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::SendInvalidate { rkey: rkey.0 }, UNBOUNDED, One::new(buffer))
     }
 
-    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as [`send_with_invalidate`](Self::send_with_invalidate) does.
+    /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
+    /// [`send_with_invalidate`](Self::send_with_invalidate) does.
     #[inline(always)]
     pub fn send_inline_with_invalidate(
         &mut self,

@@ -25,7 +25,8 @@ pub(crate) struct QpObject {
     lender: ManuallyDrop<Lender>,
 }
 
-// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and Sync.
+// SAFETY: `raw` is only passed to verbs, which may be called from any thread; the rest is Send and
+// Sync.
 unsafe impl Send for QpObject {}
 // SAFETY: as above.
 unsafe impl Sync for QpObject {}

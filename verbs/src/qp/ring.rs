@@ -52,8 +52,8 @@ pub(crate) struct Ring {
 
 // SAFETY: a ring owns the ranges in its slots, which are Send.
 unsafe impl Send for Ring {}
-// SAFETY: slots are accessed by the party that owns them (see the module's invariant), and ownership passes by a release store of a counter that the other
-// party acquires.
+// SAFETY: slots are accessed by the party that owns them (see the module's invariant), and
+// ownership passes by a release store of a counter that the other party acquires.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -246,7 +246,8 @@ impl Drop for Ring {
     fn drop(&mut self) {
         let (tail, head) = (self.tail(), self.head());
         for position in tail..head {
-            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of `tail..head` own their lists.
+            // SAFETY: `&mut self`: there is neither poster nor poller left, and the slots of
+            // `tail..head` own their lists.
             drop(unsafe { self.take_back(position) });
         }
     }

@@ -88,7 +88,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
                 send_flags: sys::IBV_SEND_SIGNALED,
                 bind_info: binding.info,
             };
-            // SAFETY: the queue pair is live; so are window and region, which are kept in the request's slot.
+            // SAFETY: the queue pair is live; so are window and region, which are kept in the
+            // request's slot.
             unsafe { inline::bind_mw(qp, binding.mw, &mut bind) }
         })
     }

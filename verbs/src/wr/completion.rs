@@ -158,7 +158,8 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.position
     }
 
-    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that succeeded.
+    /// The datagram received, if this is a receive of a [`Ud`](crate::Ud) queue pair that
+    /// succeeded.
     #[inline]
     #[must_use]
     pub fn datagram(&self) -> Option<Datagram> {

@@ -12,7 +12,8 @@ pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 /// without immediate data, and SEND with invalidate.
 pub trait Message: Operation {}
 
-/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE (IBTA vol 1, 9.2.5).
+/// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE
+/// (IBTA vol 1, 9.2.5).
 pub trait Immediate: Message {
     /// The opcode with immediate data.
     #[doc(hidden)]

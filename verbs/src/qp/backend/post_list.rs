@@ -28,7 +28,8 @@ impl WorkQueue for PostList {
     const VERB: &'static str = "ibv_post_send";
 
     fn new_wr(wr_id: u64, list: *mut sys::ibv_sge) -> sys::ibv_send_wr {
-        // SAFETY: all-zero is a valid value of this struct of integers, nullable pointers and unions of them.
+        // SAFETY: all-zero is a valid value of this struct of integers, nullable pointers and
+        // unions of them.
         let zero: sys::ibv_send_wr = unsafe { core::mem::zeroed() };
         sys::ibv_send_wr {
             wr_id,

@@ -99,7 +99,8 @@ impl sealed::SendQueue for WorkRequests {
         // The call already says that data is inline; the flag is set too because rxe's provider
         // reads it.
         let flags = P::FLAGS | flags;
-        // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by contract.
+        // SAFETY: the queue pair is live, and a batch was begun; the operation can be called by
+        // contract.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
             (*extended).wr_id = (*form).wr;
