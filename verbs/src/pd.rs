@@ -22,6 +22,7 @@ use crate::srq::SharedReceiveBuilder;
 /// A protection domain (ibv_alloc_pd(3); IBTA vol 1, 10.2.3). Cloning is cheap; it is deallocated
 /// with the last object made in it.
 #[derive(Clone)]
+#[doc(alias("ibv_pd", "ibv_alloc_pd", "ibv_dealloc_pd"))]
 pub struct ProtectionDomain {
     inner: Arc<PdInner>,
 }
@@ -87,6 +88,7 @@ impl ProtectionDomain {
     /// When the memory is empty or longer than one message may be (see
     /// [`register_chunks`](Self::register_chunks)), or the device refuses; the most frequent cause
     /// is the limit on locked memory, which the error names.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register<R: Rights>(&self, memory: impl Into<Memory>, rights: R) -> Result<Buffer<R>, MemoryError> {
         self.registration().register(memory, rights)
     }
@@ -96,6 +98,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As for [`register`](Self::register), but only `chunk` must fit a message.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register_chunks<R: Rights>(
         &self,
         memory: impl Into<Memory>,
@@ -106,12 +109,14 @@ impl ProtectionDomain {
     }
 
     /// Starts a registration with options: relaxed ordering, on-demand paging, huge pages.
+    #[doc(alias("ibv_reg_mr", "ibv_access_flags"))]
     pub fn registration(&self) -> Registration<'_> {
         Registration::new(self)
     }
 
     /// Whether the device registers dma-bufs: memory of a GPU or another device.
     #[must_use]
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn supports_dmabuf(&self) -> bool {
         self.check_dmabuf().is_ok()
     }
@@ -121,6 +126,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// When it does not.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn check_dmabuf(&self) -> io::Result<()> {
         registration::check_dmabuf(&self.inner)
     }
@@ -133,6 +139,7 @@ impl ProtectionDomain {
     /// When the range is empty, too long for one message or beyond the address space, `offset` and
     /// `iova` differ in their offset in a page, or the device refuses (see
     /// [`supports_dmabuf`](Self::supports_dmabuf)).
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf<R: Rights>(
         &self,
         fd: OwnedFd,
@@ -150,6 +157,7 @@ impl ProtectionDomain {
     /// # Errors
     /// When the range is empty or beyond the memory, the memory is another device's, or the device
     /// refuses.
+    #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory<R: Rights>(
         &self,
         memory: &DeviceMemory,
@@ -165,6 +173,7 @@ impl ProtectionDomain {
     /// # Errors
     /// When the device has no such windows (see
     /// [`DeviceAttr::windows`](crate::DeviceAttr::windows)), or no more of them.
+    #[doc(alias = "ibv_alloc_mw")]
     pub fn memory_window(&self) -> Result<MemoryWindow, MemoryError> {
         MemoryWindow::new(&self.inner)
     }
@@ -173,22 +182,26 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As for [`memory_window`](Self::memory_window).
+    #[doc(alias("ibv_alloc_mw", "IBV_MW_TYPE_1"))]
     pub fn memory_window_type_1(&self) -> Result<MemoryWindow<Type1>, MemoryError> {
         MemoryWindow::new(&self.inner)
     }
 
     /// Builds an address handle (AH), to which queue pairs of this domain send datagrams.
+    #[doc(alias = "ibv_create_ah")]
     pub fn address_handle(&self) -> AddressHandleBuilder<'_> {
         AddressHandleBuilder::new(self)
     }
 
     /// Builds a shared receive queue (SRQ) for `depth` receives. Its buffers are of this domain.
+    #[doc(alias = "ibv_create_srq")]
     pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveBuilder<'_> {
         SharedReceiveBuilder::new(self, depth)
     }
 
     /// Builds a queue pair whose completions of both work queues go to `cq` (see
     /// [`QueuePairBuilder::recv_cq`] for two).
+    #[doc(alias("ibv_create_qp", "ibv_create_qp_ex", "rdma_create_qp"))]
     pub fn queue_pair<'a, Q: CqKind>(&'a self, cq: &'a CompletionQueue<Q>) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, cq.inner())
     }

@@ -96,6 +96,7 @@ impl ProtectionDomain {
     /// touched only through buffers of the region, and by peers as far as `R` lets them; or by code
     /// that knows, by a protocol of the caller's, that no device and no buffer touches the same
     /// bytes.
+    #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw<R: Rights>(
         &self,
         start: *mut u8,

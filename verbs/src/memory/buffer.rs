@@ -32,6 +32,7 @@ use crate::types::RKey;
 /// - `Buffer<Frozen>` is a `&[u8]` that can be cloned, to be the source of many requests at once.
 /// - `Buffer<Scratch>` can be cloned too, to be the target of many, and gives no bytes.
 #[repr(transparent)]
+#[doc(alias("ibv_mr", "ibv_sge", "ibv_dereg_mr"))]
 pub struct Buffer<K: Kind = Local> {
     range: RangePtr,
     kind: PhantomData<K>,
@@ -212,6 +213,7 @@ impl<K: Host> Buffer<K> {
     /// # Errors
     /// Returns the buffer if there are others of the region, or the memory isn't the region's own;
     /// else the device's error.
+    #[doc(alias = "ibv_dereg_mr")]
     pub fn into_memory(self) -> Result<Memory, Reclaim<K>> {
         let region = {
             // SAFETY: owned, allocated by `Range::allocate` from a Box; `into_range` gave up
@@ -252,6 +254,7 @@ impl<K: Host> Buffer<K> {
     ///
     /// # Errors
     /// When the device has no such call, or refuses.
+    #[doc(alias("ibv_advise_mr", "IBV_ADVISE_MR_ADVICE_PREFETCH"))]
     pub fn prefetch(&self, writable: bool) -> Result<(), MemoryError> {
         let header = self.header();
         header.region.prefetch(header.sge, writable)
@@ -264,6 +267,7 @@ impl<R: Rights> Buffer<R> {
     ///
     /// # Errors
     /// Returns the unchanged buffer if there are others of the region, or the device refuses.
+    #[doc(alias("ibv_rereg_mr", "IBV_REREG_MR_CHANGE_ACCESS"))]
     pub fn with_rights<N: Rights>(mut self, _: N) -> Result<Buffer<N>, Reregister<R>> {
         let header = self.header_mut();
         let Some(region) = Arc::get_mut(&mut header.region) else {
@@ -334,6 +338,7 @@ impl<R: Exposed> Buffer<R> {
     /// Valid as long as the region lives; afterwards the peer gets a remote access error, and
     /// nothing happens here.
     #[must_use]
+    #[doc(alias("rkey", "remote_addr"))]
     pub fn remote(&self) -> Remote<R::Key> {
         remote_of(self.header())
     }
@@ -342,6 +347,7 @@ impl<R: Exposed> Buffer<R> {
 impl<R: Exposed> Buffer<Opaque<R>> {
     /// The address and key for a peer to reach this memory with the rights it has.
     #[must_use]
+    #[doc(alias("rkey", "remote_addr"))]
     pub fn remote(&self) -> Remote<R::Key> {
         remote_of(self.header())
     }

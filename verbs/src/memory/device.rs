@@ -18,6 +18,7 @@ use crate::raw::Lender;
 /// by requests (ibv_alloc_dm(3)). Cloning is cheap; it is freed with the last clone and the last
 /// buffer registered of it.
 #[derive(Clone)]
+#[doc(alias("ibv_dm", "ibv_alloc_dm", "ibv_free_dm"))]
 pub struct DeviceMemory {
     inner: Arc<DmInner>,
 }
@@ -85,6 +86,7 @@ impl DeviceMemory {
     /// # Errors
     /// When the range is beyond it, or the device refuses: some require offset and length to be
     /// multiples of 4.
+    #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.check(offset, from.len())?;
         // SAFETY: the device memory is live, and `from` is readable.
@@ -96,6 +98,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// As for [`write`](Self::write).
+    #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
         self.check(offset, into.len())?;
         // SAFETY: the device memory is live, and `into` may be written.

@@ -36,6 +36,7 @@ pub(crate) struct Region {
 /// A region as its device knows it (ibv_reg_mr(3); IBTA vol 1, 10.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_mr")]
 pub struct RegionAttr {
     /// The address of its first byte in requests: the host's, or the `iova` it was registered at.
     pub addr: u64,

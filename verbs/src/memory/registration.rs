@@ -29,6 +29,7 @@ use crate::pd::{PdInner, ProtectionDomain};
 /// ```
 #[derive(Debug, Clone, Copy)]
 #[must_use = "nothing is registered until register() is called"]
+#[doc(alias("ibv_reg_mr", "ibv_reg_mr_iova", "ibv_access_flags"))]
 pub struct Registration<'a> {
     pd: &'a ProtectionDomain,
     flags: c_uint,
@@ -43,6 +44,7 @@ impl<'a> Registration<'a> {
     /// relaxed ordering), which is faster on many hosts. Then only a completion proves that data
     /// has arrived: a flag that a peer writes last may be visible before the data. A device or
     /// kernel without the flag ignores it.
+    #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
     pub fn relaxed_ordering(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_RELAXED_ORDERING;
         self
@@ -54,6 +56,7 @@ impl<'a> Registration<'a> {
     ///
     /// Implicit ODP, a region of the whole address space, is not offered: requests could touch
     /// memory that isn't theirs.
+    #[doc(alias("IBV_ACCESS_ON_DEMAND", "ODP"))]
     pub fn on_demand(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_ON_DEMAND;
         self
@@ -61,6 +64,7 @@ impl<'a> Registration<'a> {
 
     /// Declares that the memory is of huge pages (`IBV_ACCESS_HUGETLB`), which on-demand paging
     /// must know; for pinned memory the library detects it.
+    #[doc(alias = "IBV_ACCESS_HUGETLB")]
     pub fn huge_pages(mut self) -> Self {
         self.flags |= sys::IBV_ACCESS_HUGETLB;
         self
@@ -71,6 +75,7 @@ impl<'a> Registration<'a> {
     /// # Errors
     /// As [`ProtectionDomain::register`], and when on-demand paging was requested of a device
     /// without it.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register<R: Rights>(self, memory: impl Into<Memory>, _: R) -> Result<Buffer<R>, MemoryError> {
         self.check()?;
         region::register(self.pd.inner(), memory.into(), self.flags)
@@ -80,6 +85,7 @@ impl<'a> Registration<'a> {
     ///
     /// # Errors
     /// As [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr")]
     pub fn register_chunks<R: Rights>(
         self,
         memory: impl Into<Memory>,
@@ -103,6 +109,7 @@ impl<'a> Registration<'a> {
     /// # Errors
     /// When the range is empty or `chunk` too long for one message, or the device cannot resolve
     /// such addresses.
+    #[doc(alias("ibv_reg_mr", "peermem"))]
     pub unsafe fn register_opaque<R: Rights>(
         self,
         address: u64,
@@ -138,6 +145,7 @@ impl<'a> Registration<'a> {
         clippy::too_many_arguments,
         reason = "the arguments of ibv_reg_dmabuf_mr(3), and what becomes of it here"
     )]
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf<R: Rights>(
         self,
         fd: OwnedFd,

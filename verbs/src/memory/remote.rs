@@ -15,6 +15,7 @@ use crate::types::RKey;
 /// [bytes](Self::to_bytes) out of band. A wrong one does no harm: the owner's device checks every
 /// access, and the request completes with a remote access error.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias("remote_addr", "rkey"))]
 pub struct Remote<K: Key> {
     addr: u64,
     len: u64,
@@ -83,6 +84,7 @@ impl<K: Key> Remote<K> {
     /// The address in the owner's memory.
     #[inline]
     #[must_use]
+    #[doc(alias = "remote_addr")]
     pub const fn addr(&self) -> u64 {
         self.addr
     }

@@ -29,6 +29,7 @@ pub trait Kind: Sealed + 'static {
 pub trait Host: Kind {}
 
 /// Rights that memory can be registered with (ibv_reg_mr(3); IBTA vol 1, 10.6.3).
+#[doc(alias = "ibv_access_flags")]
 pub trait Rights: Host + Copy {
     /// `ibv_access_flags` of the region.
     #[doc(hidden)]
@@ -97,32 +98,44 @@ const ATOMIC: c_uint = sys::IBV_ACCESS_REMOTE_ATOMIC;
 
 rights! {
     /// Local access only: peers have no rights. The default.
+    #[doc(alias = "IBV_ACCESS_LOCAL_WRITE")]
     Local = 1, 0;
     /// Peers may read.
+    #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
     RemoteRead = 2, READ;
     /// Peers may write.
+    #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
     RemoteWrite = 3, WRITE;
     /// Peers may read and write.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE"))]
     RemoteReadWrite = 4, READ | WRITE;
     /// Peers may perform atomic operations.
+    #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
     RemoteAtomic = 5, ATOMIC;
     /// Peers may read, write and perform atomic operations.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
     RemoteAll = 6, READ | WRITE | ATOMIC;
     /// Peers have only the rights of [memory windows](crate::MemoryWindow) bound to it. As a window
     /// may let peers write, it is never lent as `&[u8]`.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
     Windowed = 8, sys::IBV_ACCESS_MW_BIND;
 }
 
 keys! {
     /// Grants RDMA READ.
+    #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
     Read: RemoteRead = READ, GrantsRead;
     /// Grants RDMA WRITE.
+    #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
     Write: RemoteWrite = WRITE, GrantsWrite;
     /// Grants RDMA READ and WRITE.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE"))]
     ReadWrite: RemoteReadWrite = READ | WRITE, GrantsRead GrantsWrite;
     /// Grants atomic operations.
+    #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
     Atomic: RemoteAtomic = ATOMIC, GrantsAtomic;
     /// Grants RDMA READ, WRITE and atomic operations.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "IBV_ACCESS_REMOTE_WRITE", "IBV_ACCESS_REMOTE_ATOMIC"))]
     All: RemoteAll = READ | WRITE | ATOMIC, GrantsRead GrantsWrite GrantsAtomic;
 }
 

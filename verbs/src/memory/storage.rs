@@ -94,6 +94,7 @@ impl Memory {
     /// # Errors
     /// When not enough of them are free; [`transparent_huge`](Self::transparent_huge) needs none
     /// preallocated.
+    #[doc(alias("MAP_HUGETLB", "hugetlbfs"))]
     pub fn huge(len: usize, page: HugePage) -> Result<Self, MemoryError> {
         let failed = |error| MemoryError::HugePages {
             len,
@@ -121,6 +122,7 @@ impl Memory {
     /// # Panics
     /// As [`zeroed`](Self::zeroed).
     #[must_use]
+    #[doc(alias = "MADV_HUGEPAGE")]
     pub fn transparent_huge(len: usize) -> Self {
         Self::aligned(len, HugePage::Size2M.bytes())
     }
@@ -134,6 +136,7 @@ impl Memory {
     ///
     /// # Errors
     /// When there is no memory or no descriptor left; or [`MemoryError::Empty`].
+    #[doc(alias = "memfd_create")]
     pub fn shared(len: usize) -> Result<Self, MemoryError> {
         let whole = len.checked_next_multiple_of(PAGE).and_then(NonZeroUsize::new);
         let Some(whole) = whole.filter(|_| len != 0) else {

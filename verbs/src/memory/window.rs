@@ -38,16 +38,19 @@ mod sealed {
 use sealed::Sealed;
 
 /// The type of a memory window: [`Type1`] or [`Type2`].
+#[doc(alias = "ibv_mw_type")]
 pub trait WindowType: Sealed + 'static {}
 
 /// A window for every queue pair of its protection domain, bound and unbound by a verb of its own
 /// (ibv_bind_mw(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "IBV_MW_TYPE_1")]
 pub struct Type1;
 
 /// A window for the queue pair that bound it, bound and invalidated by work requests; the peer may
 /// invalidate it too (IBTA vol 1, 10.6.7.2: type 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "IBV_MW_TYPE_2")]
 pub struct Type2;
 
 impl Sealed for Type1 {
@@ -96,6 +99,7 @@ const ACCESS: u16 = 0xff;
 /// ```
 ///
 /// A window whose request fails is dropped with its completion.
+#[doc(alias("ibv_mw", "ibv_alloc_mw", "ibv_dealloc_mw"))]
 pub struct MemoryWindow<T: WindowType = Type2> {
     inner: Arc<WindowInner>,
     kind: PhantomData<T>,
@@ -106,6 +110,7 @@ pub struct MemoryWindow<T: WindowType = Type2> {
 ///
 /// The region stays registered as long as it is bound. A window of type 2 is deallocated with the
 /// queue pair that bound it: its key is invalid from then on.
+#[doc(alias("ibv_mw", "ibv_mw_bind_info"))]
 pub struct BoundWindow<K: Key, T: WindowType = Type2> {
     inner: Arc<WindowInner>,
     region: Arc<Region>,

@@ -16,6 +16,14 @@ use super::transport::TransportKind;
 /// The state of a queue pair (IBTA vol 1, 10.3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias = "ibv_qp_state")]
+#[doc(alias(":Reset:", "IBV_QPS_RESET"))]
+#[doc(alias(":Init:", "IBV_QPS_INIT"))]
+#[doc(alias(":Rtr:", "IBV_QPS_RTR"))]
+#[doc(alias(":Rts:", "IBV_QPS_RTS"))]
+#[doc(alias(":Sqd:", "IBV_QPS_SQD"))]
+#[doc(alias(":Sqe:", "IBV_QPS_SQE"))]
+#[doc(alias(":Err:", "IBV_QPS_ERR"))]
 pub enum QpState {
     /// Just created: nothing can be posted.
     Reset,
@@ -261,6 +269,7 @@ fn names(mask: Mask) -> Vec<&'static str> {
 /// (ibv_modify_qp(3)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias("EINVAL", "ibv_modify_qp"))]
 pub struct Explanation {
     /// The queue pair's transport.
     pub transport: TransportKind,

@@ -27,6 +27,7 @@ use crate::wr::payload::{Inline, Limits, One, Payload, Several, Window};
 ///
 /// Each method adds a request and returns it for options:
 /// `batch.write(buffer, remote).imm(7).signalled();`.
+#[doc(alias("ibv_send_wr", "ibv_post_send"))]
 pub struct Batch<'q, 'd, T: Transport = Rc, B: Backend = PostList> {
     staging: Staging<'q, B>,
     data: PhantomData<&'d [u8]>,
@@ -211,6 +212,7 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes to the queue pair `qpn` at `ah`, which accepts them if `qkey` is
     /// its Q_Key.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_send", "ibv_wr_set_ud_addr"))]
     pub fn send_to<S: Source>(
         &mut self,
         buffer: S,
@@ -224,6 +226,7 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
 
     /// SENDs the bytes of several buffers as one message, as [`send_to`](Self::send_to) does.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr", "sg_list"))]
     pub fn send_to_gather<S: Source, const N: usize>(
         &mut self,
         buffers: [S; N],
@@ -238,6 +241,7 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
     /// [`send_to`](Self::send_to) does.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr", "IBV_SEND_INLINE"))]
     pub fn send_to_inline(
         &mut self,
         bytes: &'d [u8],
@@ -258,24 +262,28 @@ impl<'d, T: Connectionless, B: Backend> Batch<'_, 'd, T, B> {
 impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes into the next receive that the peer has posted.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_send"))]
     pub fn send<S: Source>(&mut self, buffer: S) -> Request<'_, op::Send, One<S>, B> {
         self.stage(op::Send, UNBOUNDED, One::new(buffer))
     }
 
     /// SENDs the bytes of several buffers as one message.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn send_gather<S: Source, const N: usize>(&mut self, buffers: [S; N]) -> Request<'_, op::Send, Several<N>, B> {
         self.stage(op::Send, UNBOUNDED, Several::new(buffers))
     }
 
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn send_inline(&mut self, bytes: &'d [u8]) -> Request<'_, op::Send, Inline<'d>, B> {
         self.stage(op::Send, UNBOUNDED, Inline::new(bytes))
     }
 
     /// WRITEs the buffer's bytes to the beginning of `remote`.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_wr_rdma_write"))]
     pub fn write<S: Source>(
         &mut self,
         buffer: S,
@@ -286,6 +294,7 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
 
     /// WRITEs the bytes of several buffers, one after the other, to the beginning of `remote`.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn write_gather<S: Source, const N: usize>(
         &mut self,
         buffers: [S; N],
@@ -297,6 +306,7 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
     /// WRITEs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), to the beginning of
     /// `remote`.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn write_inline(
         &mut self,
         bytes: &'d [u8],
@@ -313,6 +323,7 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
     ///
     /// # Panics
     /// If the range is beyond the buffer.
+    #[doc(alias("IBV_WR_BIND_MW", "ibv_wr_bind_mw"))]
     pub fn bind<K: Key>(
         &mut self,
         window: MemoryWindow,
@@ -326,6 +337,7 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
     }
 
     /// Local invalidate: revokes a window's key. After its completion the peer has no access by it.
+    #[doc(alias("IBV_WR_LOCAL_INV", "ibv_wr_local_inv"))]
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
         let (binding, on_its_way) = window.unbinding();
         self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(on_its_way))
@@ -336,6 +348,7 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs the buffer's bytes and invalidates `rkey`, the key of a window that the peer has bound
     /// on its end of this connection (SEND with invalidate).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND_WITH_INV", "ibv_wr_send_inv"))]
     pub fn send_with_invalidate<S: Source>(
         &mut self,
         buffer: S,
@@ -347,6 +360,7 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
     /// SENDs `bytes`, at most [`max_inline`](crate::QueuePair::max_inline), as
     /// [`send_with_invalidate`](Self::send_with_invalidate) does.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND_WITH_INV", "IBV_SEND_INLINE"))]
     pub fn send_inline_with_invalidate(
         &mut self,
         bytes: &'d [u8],
@@ -359,6 +373,7 @@ impl<'d, T: Reliable, B: Backend> Batch<'_, 'd, T, B> {
 impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     /// READs from the beginning of `remote`, as many bytes as the buffer has.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_rdma_read"))]
     pub fn read<S: Sink>(&mut self, buffer: S, remote: Remote<impl GrantsRead>) -> Request<'_, op::Read, One<S>, B> {
         self.stage(op::Read::new(remote), remote.len(), One::new(buffer))
     }
@@ -366,6 +381,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     /// READs from the beginning of `remote`, as many bytes as the buffers have together, filling
     /// them in order.
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_wr_set_sge_list", "sg_list"))]
     pub fn read_scatter<S: Sink, const N: usize>(
         &mut self,
         buffers: [S; N],
@@ -377,6 +393,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
     /// Sets the peer's word to `swap` if it equals `compare`, atomically; `word` returns with the
     /// old value.
     #[inline(always)]
+    #[doc(alias("IBV_WR_ATOMIC_CMP_AND_SWP", "ibv_wr_atomic_cmp_swp"))]
     pub fn compare_swap(
         &mut self,
         word: Word,
@@ -397,6 +414,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
 
     /// Adds `add` to the peer's word, modulo 2^64, atomically; `word` returns with the old value.
     #[inline(always)]
+    #[doc(alias("IBV_WR_ATOMIC_FETCH_AND_ADD", "ibv_wr_atomic_fetch_add"))]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Request<'_, op::FetchAdd, One<Word>, B> {
         self.stage(op::FetchAdd { word: at, add }, UNBOUNDED, One::new(word))
     }
@@ -404,6 +422,7 @@ impl<T: Reliable, B: Backend> Batch<'_, '_, T, B> {
 
 /// A work request of a batch, open for options (ibv_post_send(3); IBTA vol 1, 11.4.1.1). It is
 /// staged when it is dropped, at the end of the statement; one that is leaked is not posted.
+#[doc(alias("ibv_send_wr", "ibv_send_flags"))]
 pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
     poster: &'b mut Poster<B>,
     next: &'b mut *mut WqeSlot<B::Wr>,
@@ -417,18 +436,21 @@ pub struct Request<'b, O: Operation, P: Payload, B: Backend = PostList> {
 impl<'b, O: Operation, P: Payload, B: Backend> Request<'b, O, P, B> {
     /// Generates a completion (signaled), which also retires the unsignalled requests before it.
     #[inline(always)]
+    #[doc(alias = "IBV_SEND_SIGNALED")]
     pub fn signalled(self) -> Self {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
     /// As [`signalled`](Request::signalled) if `signal`: for selective signaling, one request in N.
     #[inline(always)]
+    #[doc(alias("IBV_SEND_SIGNALED", "cq_mod"))]
     pub fn signalled_if(self, signal: bool) -> Self {
         if signal { self.signalled() } else { self }
     }
 
     /// Fence: waits until earlier READs and atomics have completed (IBTA vol 1, 10.8.3.3).
     #[inline(always)]
+    #[doc(alias = "IBV_SEND_FENCE")]
     pub fn fence(self) -> Self {
         self.add(sys::IBV_SEND_FENCE)
     }
@@ -469,6 +491,13 @@ impl<'b, O: Immediate, P: Payload, B: Backend> Request<'b, O, P, B> {
     /// Immediate data: 32 bits for the peer's completion. A WRITE with it consumes a receive of the
     /// peer.
     #[inline(always)]
+    #[doc(alias(
+        "imm_data",
+        "IBV_WR_SEND_WITH_IMM",
+        "IBV_WR_RDMA_WRITE_WITH_IMM",
+        "ibv_wr_send_imm",
+        "ibv_wr_rdma_write_imm"
+    ))]
     pub fn imm(self, imm: u32) -> Request<'b, op::WithImmediate<O>, P, B> {
         self.map(|op| op::WithImmediate { op, imm })
     }
@@ -478,6 +507,7 @@ impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
     /// Solicited event: wakes a peer that waits for solicited completions (IBTA vol 1, 9.2.3); on a
     /// WRITE only with [`imm`](Self::imm).
     #[inline(always)]
+    #[doc(alias = "IBV_SEND_SOLICITED")]
     pub fn solicited(self) -> Self {
         self.add(sys::IBV_SEND_SOLICITED)
     }
@@ -485,6 +515,7 @@ impl<O: Message, P: Payload, B: Backend> Request<'_, O, P, B> {
 
 /// The receives of one call while they are built: see
 /// [`QueuePair::post_receives`](crate::QueuePair::post_receives) (ibv_post_recv(3)).
+#[doc(alias("ibv_recv_wr", "ibv_post_recv"))]
 pub struct ReceiveBatch<'q, T: Transport = Rc> {
     staging: Staging<'q, Receives>,
     transport: PhantomData<T>,
@@ -524,6 +555,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
 
     /// Receives a message into several buffers, filled in order.
     #[inline(always)]
+    #[doc(alias("ibv_recv_wr", "sg_list"))]
     pub fn receive_scatter<S: Sink, const N: usize>(&mut self, buffers: [S; N]) {
         self.stage(Several::new(buffers));
     }

@@ -14,6 +14,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`rc`](Self::rc).
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_rc(
         self,
     ) -> Result<EitherBackend<PreparedQueuePair, PreparedQueuePair<Rc, WorkRequests>>, QueuePairError> {
@@ -24,6 +25,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`uc`](Self::uc).
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_uc(
         self,
     ) -> Result<EitherBackend<PreparedQueuePair<Uc>, PreparedQueuePair<Uc, WorkRequests>>, QueuePairError> {
@@ -34,6 +36,7 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// As for [`ud`](Self::ud).
+    #[doc(alias = "ibv_create_qp_ex")]
     pub fn best_ud(self) -> Result<EitherBackend<QueuePair<Ud>, QueuePair<Ud, WorkRequests>>, QueuePairError> {
         self.best(QueuePairBuilder::ud, QueuePairBuilder::ud)
     }

@@ -34,6 +34,13 @@ use crate::wr::payload::Limits;
 /// GID with the widest scope, the port's MTU.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until rc(), uc() or ud() is called"]
+#[doc(alias(
+    "ibv_qp_init_attr",
+    "ibv_qp_init_attr_ex",
+    "ibv_qp_cap",
+    "ibv_create_qp",
+    "ibv_create_qp_ex"
+))]
 pub struct QueuePairBuilder<'a, B: Backend = PostList> {
     pub(super) pd: &'a ProtectionDomain,
     send_cq: &'a Arc<CqInner>,
@@ -137,6 +144,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// Posts by the `ibv_wr_*` calls of ibv_wr_post(3) instead of post lists. Not every provider
     /// has them: then creating the queue pair fails with
     /// [`NoWorkRequests`](QueuePairError::NoWorkRequests).
+    #[doc(alias("ibv_wr_post", "ibv_qp_ex", "ibv_create_qp_ex"))]
     pub fn work_requests(self) -> QueuePairBuilder<'a, WorkRequests> {
         QueuePairBuilder {
             pd: self.pd,
@@ -192,18 +200,21 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The most bytes that a request may carry inline (default 0); the device may grant more, see
     /// [`QueuePair::max_inline`](crate::QueuePair::max_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
 
     /// Signals every request of the send queue, as if each were `signalled()`.
+    #[doc(alias = "sq_sig_all")]
     pub fn signal_all(mut self) -> Self {
         self.signal_all = true;
         self
     }
 
     /// A number that its completions carry, to find the connection's state (default 0).
+    #[doc(alias = "qp_context")]
     pub fn tag(mut self, tag: u64) -> Self {
         self.tag = tag;
         self
@@ -211,24 +222,28 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// Allows the peer to READ, from memory registered for it. Nothing remote is allowed by
     /// default.
+    #[doc(alias("IBV_ACCESS_REMOTE_READ", "qp_access_flags"))]
     pub fn allow_remote_read(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_READ;
         self
     }
 
     /// Allows the peer to WRITE, to memory registered for it.
+    #[doc(alias("IBV_ACCESS_REMOTE_WRITE", "qp_access_flags"))]
     pub fn allow_remote_write(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_WRITE;
         self
     }
 
     /// Allows the peer to use atomics, on memory registered for them.
+    #[doc(alias("IBV_ACCESS_REMOTE_ATOMIC", "qp_access_flags"))]
     pub fn allow_remote_atomic(mut self) -> Self {
         self.access |= sys::IBV_ACCESS_REMOTE_ATOMIC;
         self
     }
 
     /// The port, from 1 (default 1).
+    #[doc(alias("port_num", "IBV_QP_PORT"))]
     pub fn port(mut self, port: u8) -> Self {
         self.settings.port = port;
         self
@@ -236,12 +251,14 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The GID index (default on RoCE: the GID with the widest scope; on InfiniBand: none,
     /// addressing by LID).
+    #[doc(alias = "sgid_index")]
     pub fn gid_index(mut self, index: u8) -> Self {
         self.settings.gid_index = Some(index);
         self
     }
 
     /// The path MTU (default: the smaller of the two ports').
+    #[doc(alias("path_mtu", "IBV_QP_PATH_MTU"))]
     pub fn mtu(mut self, mtu: Mtu) -> Self {
         self.settings.mtu = Some(mtu);
         self
@@ -249,6 +266,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The local ACK timeout: 4.096 µs · 2^`exponent`, 0 is infinite, at most 31 (default 14, 67
     /// ms). IBTA vol 1, 9.9.2.1.1.
+    #[doc(alias("IBV_QP_TIMEOUT", "local_ack_timeout"))]
     pub fn timeout(mut self, exponent: u8) -> Self {
         self.settings.timeout = exponent;
         self
@@ -256,12 +274,14 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The retry count: retransmissions before [`RetryExceeded`](crate::Status::RetryExceeded), at
     /// most 7 (default 7).
+    #[doc(alias("retry_cnt", "IBV_QP_RETRY_CNT"))]
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.settings.retry_count = retries;
         self
     }
 
     /// The RNR retry count: retries when the peer has no receive posted; 7 is infinite (default 7).
+    #[doc(alias("IBV_QP_RNR_RETRY", "rnr_retry_count"))]
     pub fn rnr_retry(mut self, retries: u8) -> Self {
         self.settings.rnr_retry = retries;
         self
@@ -269,6 +289,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The minimum RNR NAK timer: the time that the peer waits before a retry when this side has no
     /// receive posted, as a code of IBTA vol 1, table 46 (default 12, 0.64 ms).
+    #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.settings.min_rnr_timer = code;
         self
@@ -276,18 +297,21 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
 
     /// The most READs and atomics to have outstanding and to serve at once (default: 16, or the
     /// device's limit).
+    #[doc(alias("max_dest_rd_atomic", "initiator_depth", "responder_resources"))]
     pub fn rd_atomic(mut self, requests: u8) -> Self {
         self.settings.rd_atomic = Some(requests);
         self
     }
 
     /// The PSN of the first packet to send (default: random).
+    #[doc(alias("sq_psn", "rq_psn"))]
     pub fn psn(mut self, psn: Psn) -> Self {
         self.settings.psn = Some(psn);
         self
     }
 
     /// The traffic class: on RoCEv2 the IP header's DSCP and ECN bits (default 0).
+    #[doc(alias = "tclass")]
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.settings.traffic_class = class;
         self
@@ -307,18 +331,21 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     }
 
     /// The InfiniBand service level (SL), at most 15 (default 0).
+    #[doc(alias = "sl")]
     pub fn service_level(mut self, level: u8) -> Self {
         self.settings.service_level = level;
         self
     }
 
     /// The P_Key index (default 0).
+    #[doc(alias = "IBV_QP_PKEY_INDEX")]
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.settings.pkey_index = index;
         self
     }
 
     /// The Q_Key that datagrams must carry (default [`QKey::DEFAULT`]). For [`ud`](Self::ud).
+    #[doc(alias = "IBV_QP_QKEY")]
     pub fn qkey(mut self, qkey: QKey) -> Self {
         self.settings.qkey = qkey;
         self
@@ -328,6 +355,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// domain; the builder's own receive settings have no effect. The receive completion queue
     /// reserves as many entries as `srq` holds receives, once for all queue pairs that share both
     /// queues.
+    #[doc(alias("ibv_srq", "srq"))]
     pub fn shared_receive(mut self, srq: &'a impl AsRef<SharedReceiveHandle>) -> SharedQueuePairBuilder<'a, B> {
         self.srq = Some(srq.as_ref());
         (self.recv_depth, self.max_recv_sge) = (0, 0);
@@ -340,6 +368,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// # Errors
     /// When a capacity is beyond the device's limits, a completion queue is too small, the port is
     /// not active, the GID does not exist, or the device refuses.
+    #[doc(alias("IBV_QPT_RC", "ibv_create_qp"))]
     pub fn rc(self) -> Result<PreparedQueuePair<Rc, B>, QueuePairError> {
         self.prepare()
     }
@@ -350,6 +379,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     /// # Errors
     /// As for [`rc`](Self::rc), and when the peer is allowed to READ or to use atomics, which UC
     /// does not have.
+    #[doc(alias("IBV_QPT_UC", "ibv_create_qp"))]
     pub fn uc(self) -> Result<PreparedQueuePair<Uc, B>, QueuePairError> {
         self.prepare_unreliable()
     }
@@ -363,6 +393,7 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
     ///
     /// # Errors
     /// As for [`rc`](Self::rc), and when peers are allowed any remote access: UD has SEND alone.
+    #[doc(alias("IBV_QPT_UD", "ibv_create_qp"))]
     pub fn ud(self) -> Result<QueuePair<Ud, B>, QueuePairError> {
         self.create_ready()
     }

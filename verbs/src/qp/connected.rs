@@ -58,6 +58,7 @@ impl UdLimits {
 ///
 /// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its
 /// completion queues are next polled (or dropped).
+#[doc(alias("ibv_qp", "ibv_destroy_qp"))]
 pub struct QueuePair<T: Transport = Rc, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
     pub(super) send: Poster<B>,
@@ -89,12 +90,14 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     /// When a request is rejected, here (then none is posted) or by the device (then those before
     /// it are). The buffers come back with the error.
     #[inline(always)]
+    #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete", "post_list"))]
     pub fn post<'d>(&mut self, build: impl for<'q> FnOnce(&mut Batch<'q, 'd, T, B>)) -> Result<(), Refused> {
         Batch::post(&mut self.send, build)
     }
 
     /// Its queue pair number.
     #[must_use]
+    #[doc(alias = "qp_num")]
     pub fn qpn(&self) -> Qpn {
         self.object.qpn()
     }
@@ -114,6 +117,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 
     /// Free slots of the send queue.
     #[must_use]
+    #[doc(alias = "max_send_wr")]
     pub fn send_room(&self) -> u32 {
         self.send.depth() - self.send.in_flight()
     }
@@ -126,6 +130,7 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
@@ -135,6 +140,7 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("ibv_post_recv", "ibv_recv_wr"))]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }
@@ -148,6 +154,7 @@ impl<T: OwnReceives, B: Backend> QueuePair<T, B> {
 
     /// Free slots of the receive queue.
     #[must_use]
+    #[doc(alias = "max_recv_wr")]
     pub fn receive_room(&self) -> u32 {
         self.recv.depth() - self.recv.in_flight()
     }
@@ -160,6 +167,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post), and when the handle is of another protection domain or port.
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_post_send"))]
     pub fn send_to(&mut self, buffer: impl Source, ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
         let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
         post_one(&mut self.send, op, room, One::new(buffer))
@@ -171,6 +179,7 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`send_to`](Self::send_to).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE"))]
     pub fn send_to_inline(&mut self, bytes: &[u8], ah: &AddressHandle, qpn: Qpn, qkey: QKey) -> Result<(), Refused> {
         let (op, room) = self.send.ud.send_to(ah, qpn, qkey);
         post_one(&mut self.send, op, room, Inline::new(bytes))
@@ -195,6 +204,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "ibv_post_send", "rdma_post_send"))]
     pub fn send(&mut self, buffer: impl Source) -> Result<(), Refused> {
         post_one(&mut self.send, op::Send, UNBOUNDED, One::new(buffer))
     }
@@ -204,6 +214,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_SEND", "IBV_SEND_INLINE"))]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         post_one(&mut self.send, op::Send, UNBOUNDED, Inline::new(bytes))
     }
@@ -213,6 +224,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "ibv_post_send", "rdma_post_write"))]
     pub fn write(&mut self, buffer: impl Source, remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
         post_one(&mut self.send, op::Write::new(remote), remote.len(), One::new(buffer))
     }
@@ -223,18 +235,21 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE"))]
     pub fn write_inline(&mut self, bytes: &[u8], remote: Remote<impl GrantsWrite>) -> Result<(), Refused> {
         post_one(&mut self.send, op::Write::new(remote), remote.len(), Inline::new(bytes))
     }
 
     /// The peer's endpoint.
     #[must_use]
+    #[doc(alias = "dest_qp_num")]
     pub fn peer(&self) -> &Endpoint {
         &self.link.peer
     }
 
     /// The path MTU in use: the smaller of both ends'.
     #[must_use]
+    #[doc(alias = "path_mtu")]
     pub fn mtu(&self) -> Mtu {
         self.link.mtu
     }
@@ -246,6 +261,7 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias("IBV_WR_RDMA_READ", "ibv_post_send", "rdma_post_read"))]
     pub fn read(&mut self, buffer: impl Sink, remote: Remote<impl GrantsRead>) -> Result<(), Refused> {
         post_one(&mut self.send, op::Read::new(remote), remote.len(), One::new(buffer))
     }
@@ -255,6 +271,7 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     pub fn compare_swap(&mut self, word: Word, at: RemoteWord, compare: u64, swap: u64) -> Result<(), Refused> {
         let op = op::CompareSwap {
             word: at,
@@ -269,6 +286,7 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     /// # Errors
     /// As for [`post`](Self::post).
     #[inline(always)]
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     pub fn fetch_add(&mut self, word: Word, at: RemoteWord, add: u64) -> Result<(), Refused> {
         post_one(
             &mut self.send,

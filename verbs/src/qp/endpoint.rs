@@ -4,6 +4,7 @@ use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
 /// One end of a connection, exchanged out of band; connect to the peer's (IBTA vol 1, 11.2.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("dest_qp_num", "rq_psn"))]
 pub struct Endpoint {
     /// The port's GID.
     pub gid: Gid,
@@ -123,6 +124,7 @@ impl Endpoint {
 
 /// The address of a UD queue pair, given to its senders out of band (IBTA vol 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("remote_qpn", "remote_qkey"))]
 pub struct UdEndpoint {
     /// The port's GID.
     pub gid: Gid,

@@ -21,6 +21,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// When the query fails.
+    #[doc(alias("ibv_qp_state", "IBV_QP_STATE"))]
     pub fn state(&self) -> Result<QpState, QueuePairError> {
         self.object.state()
     }
@@ -29,12 +30,14 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// When the query fails.
+    #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
         self.object.query()
     }
 
     /// Starts a change of attributes, which [`apply`](Change::apply) carries out:
     /// `qp.change().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
+    #[doc(alias = "ibv_modify_qp")]
     pub fn change(&mut self) -> Change<'_, T> {
         Change {
             object: &self.object,
@@ -53,6 +56,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// When it is not in RTS, or the device does not support SQD.
+    #[doc(alias("IBV_QPS_SQD", "SQD"))]
     pub fn drain(&mut self) -> Result<(), QueuePairError> {
         let mut attr = zeroed_attr();
         attr.en_sqd_async_notify = 1;
@@ -69,6 +73,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// When it is in another state, or still draining.
+    #[doc(alias = "IBV_QPS_RTS")]
     pub fn resume(&mut self) -> Result<(), QueuePairError> {
         let from = self.state()?;
         self.object
@@ -80,6 +85,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// When the device refuses.
+    #[doc(alias = "IBV_QPS_ERR")]
     pub fn flush(&mut self) -> Result<(), QueuePairError> {
         self.object
             .transition((QpState::Rts, QpState::Err), zeroed_attr(), 0, |_| Vec::new())
@@ -90,6 +96,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
 /// applied in one call. The state decides what may be modified: in RTS a little, after
 /// [`drain`](QueuePair::drain) most. An error names the attribute that is not allowed.
 #[must_use = "a change does nothing until apply() is called"]
+#[doc(alias("ibv_modify_qp", "ibv_qp_attr", "ibv_qp_attr_mask"))]
 pub struct Change<'q, T: Transport> {
     object: &'q QpObject,
     link: &'q mut T::Link,
@@ -114,6 +121,7 @@ impl<T: Transport> Change<'_, T> {
     }
 
     /// The index of its P_Key; in SQD only.
+    #[doc(alias = "IBV_QP_PKEY_INDEX")]
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.attr.pkey_index = index;
         self.mask |= sys::IBV_QP_PKEY_INDEX;
@@ -125,6 +133,7 @@ impl<T: Transport> Change<'_, T> {
     /// # Errors
     /// When a value is out of range, or the state or the device does not allow the change. Nothing
     /// is modified then.
+    #[doc(alias = "ibv_modify_qp")]
     pub fn apply(self) -> Result<(), QueuePairError> {
         if let Some(refused) = self.refused {
             return Err(refused);
@@ -140,6 +149,7 @@ impl<T: Transport> Change<'_, T> {
 
 impl<T: Connected> Change<'_, T> {
     /// What the peer may do; replaces all rights. With UC only WRITE or nothing.
+    #[doc(alias("IBV_QP_ACCESS_FLAGS", "qp_access_flags"))]
     pub fn rights(mut self, rights: RemoteRights) -> Self {
         if T::KIND == TransportKind::Uc && (rights.read || rights.atomic) && self.refused.is_none() {
             self.refused = Some(QueuePairError::NotOfTransport {
@@ -153,6 +163,7 @@ impl<T: Connected> Change<'_, T> {
     }
 
     /// The path to the peer; in SQD only. Made from the result of [`query`](QueuePair::query).
+    #[doc(alias("IBV_QP_AV", "ah_attr"))]
     pub fn path(mut self, path: PathAttr) -> Self {
         self.attr.ah_attr = path.to_sys();
         self.mask |= sys::IBV_QP_AV;
@@ -161,6 +172,7 @@ impl<T: Connected> Change<'_, T> {
 
     /// An alternate path to the peer for automatic path migration (APM), with its P_Key index, and
     /// with RC its local ACK timeout (IBTA vol 1, 17.2.8). Few devices support it; RoCE does not.
+    #[doc(alias("IBV_QP_ALT_PATH", "alt_ah_attr"))]
     pub fn alternate_path(mut self, path: PathAttr, pkey_index: u16, timeout: u8) -> Self {
         self.attr.alt_ah_attr = path.to_sys();
         self.attr.alt_port_num = path.port;
@@ -172,6 +184,7 @@ impl<T: Connected> Change<'_, T> {
 
     /// The path migration state: [`Rearm`](PathMigration::Rearm) after setting an alternate path,
     /// [`Migrated`](PathMigration::Migrated) to fail over to it now.
+    #[doc(alias("IBV_QP_PATH_MIG_STATE", "path_mig_state"))]
     pub fn migration(mut self, state: PathMigration) -> Self {
         self.attr.path_mig_state = state.to_sys();
         self.mask |= sys::IBV_QP_PATH_MIG_STATE;
@@ -186,6 +199,7 @@ const MAX_3_BITS: u8 = 7;
 
 impl<T: Reliable> Change<'_, T> {
     /// As [`QueuePairBuilder::min_rnr_timer`](crate::QueuePairBuilder::min_rnr_timer).
+    #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.attr.min_rnr_timer = code;
         self.mask |= sys::IBV_QP_MIN_RNR_TIMER;
@@ -193,6 +207,7 @@ impl<T: Reliable> Change<'_, T> {
     }
 
     /// As [`QueuePairBuilder::timeout`](crate::QueuePairBuilder::timeout); in SQD only.
+    #[doc(alias = "IBV_QP_TIMEOUT")]
     pub fn timeout(mut self, exponent: u8) -> Self {
         self.attr.timeout = exponent;
         self.mask |= sys::IBV_QP_TIMEOUT;
@@ -200,6 +215,7 @@ impl<T: Reliable> Change<'_, T> {
     }
 
     /// As [`QueuePairBuilder::retry_count`](crate::QueuePairBuilder::retry_count); in SQD only.
+    #[doc(alias("IBV_QP_RETRY_CNT", "retry_cnt"))]
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.attr.retry_cnt = retries;
         self.mask |= sys::IBV_QP_RETRY_CNT;
@@ -207,6 +223,7 @@ impl<T: Reliable> Change<'_, T> {
     }
 
     /// As [`QueuePairBuilder::rnr_retry`](crate::QueuePairBuilder::rnr_retry); in SQD only.
+    #[doc(alias = "IBV_QP_RNR_RETRY")]
     pub fn rnr_retry(mut self, retries: u8) -> Self {
         self.attr.rnr_retry = retries;
         self.mask |= sys::IBV_QP_RNR_RETRY;
@@ -215,6 +232,7 @@ impl<T: Reliable> Change<'_, T> {
 
     /// The READs and atomics to have outstanding as requester, at most what the peer serves; in SQD
     /// only.
+    #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
     pub fn initiator_depth(mut self, requests: u8) -> Self {
         self.attr.max_rd_atomic = requests;
         self.mask |= sys::IBV_QP_MAX_QP_RD_ATOMIC;
@@ -223,6 +241,7 @@ impl<T: Reliable> Change<'_, T> {
     }
 
     /// The READs and atomics to serve at once as responder; in SQD only.
+    #[doc(alias = "IBV_QP_MAX_DEST_RD_ATOMIC")]
     pub fn responder_resources(mut self, requests: u8) -> Self {
         self.attr.max_dest_rd_atomic = requests;
         self.mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC;
@@ -233,6 +252,7 @@ impl<T: Reliable> Change<'_, T> {
 
 impl Change<'_, Ud> {
     /// The Q_Key that datagrams must carry from now on.
+    #[doc(alias = "IBV_QP_QKEY")]
     pub fn qkey(mut self, qkey: QKey) -> Self {
         self.attr.qkey = qkey.0;
         self.mask |= sys::IBV_QP_QKEY;

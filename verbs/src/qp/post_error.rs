@@ -12,6 +12,7 @@ use crate::types::Qpn;
 /// Why a request was rejected (ibv_post_send(3)).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[doc(alias = "ibv_post_send")]
 pub enum Reason {
     /// The queue is full: poll its completion queue, and post again when completions have freed
     /// slots.
@@ -139,6 +140,7 @@ impl fmt::Display for RefusedBy {
 #[derive(Debug, thiserror::Error)]
 #[error("{queue}: request {index} of the batch was refused: {reason}")]
 #[non_exhaustive]
+#[doc(alias = "bad_wr")]
 pub struct RefusedBatch {
     /// The queue.
     pub queue: RefusedBy,
@@ -172,4 +174,5 @@ impl RefusedBatch {
 }
 
 /// The error of posting: a [`RefusedBatch`], boxed to keep the usual return value small.
+#[doc(alias = "bad_wr")]
 pub type Refused = Box<RefusedBatch>;

@@ -22,6 +22,7 @@ use crate::types::{Mtu, Psn, Qpn};
 
 /// A queue pair in the INIT state: receives can be posted, and connecting makes it a [`QueuePair`]
 /// (IBTA vol 1, 10.3.1.2).
+#[doc(alias("ibv_qp", "IBV_QPS_INIT"))]
 pub struct PreparedQueuePair<T: Connected = Rc, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
     pub(super) send: Poster<B>,
@@ -88,6 +89,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     /// # Errors
     /// When the device refuses; the error names the attribute. The queue pair is destroyed then,
     /// with the receives posted to it.
+    #[doc(alias("ibv_modify_qp", "IBV_QPS_RTR", "IBV_QPS_RTS"))]
     pub fn connect(self, peer: &Endpoint) -> Result<QueuePair<T, B>, QueuePairError> {
         let mtu = self.mtu().min(peer.mtu);
         self.to_rtr(peer, mtu)?;
@@ -181,6 +183,7 @@ impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
     /// # Errors
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), Refused> {
         ReceiveBatch::post(&mut self.recv, build)
     }
@@ -190,6 +193,7 @@ impl<T: Connected + OwnReceives, B: Backend> PreparedQueuePair<T, B> {
     /// # Errors
     /// See [`QueuePair::post_receives`].
     #[inline(always)]
+    #[doc(alias = "ibv_post_recv")]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), Refused> {
         ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
     }

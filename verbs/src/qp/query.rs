@@ -13,6 +13,9 @@ use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 /// them, one group a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias("ibv_qp_attr", "ibv_query_qp"))]
+#[doc(alias(":signal_all:", "sq_sig_all"))]
+#[doc(alias(":send_psn:", "sq_psn"))]
 pub struct QueuePairAttr {
     /// Its number.
     pub qpn: Qpn,
@@ -43,6 +46,7 @@ pub struct QueuePairAttr {
 /// The sizes of a queue pair's queues (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_qp_cap")]
 pub struct Capacity {
     /// Send requests outstanding.
     pub send_depth: u32,
@@ -58,6 +62,7 @@ pub struct Capacity {
 
 /// Remote operations that a queue pair allows its peer (IBTA vol 1, 11.2.5.2). None by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[doc(alias = "qp_access_flags")]
 pub struct RemoteRights {
     /// RDMA READ; with RC alone.
     pub read: bool,
@@ -70,6 +75,8 @@ pub struct RemoteRights {
 /// A queue pair's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias(":receive_psn:", "rq_psn"))]
+#[doc(alias(":peer:", "dest_qp_num"))]
 pub struct ConnectionAttr {
     /// The peer's queue pair.
     pub peer: Qpn,
@@ -88,6 +95,7 @@ pub struct ConnectionAttr {
 /// Attributes of RC: acknowledgements, READs and atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias(":retry_count:", "retry_cnt"))]
 pub struct ReliableAttr {
     /// The local ACK timeout: 4.096 µs · 2^`timeout`, 0 is infinite.
     pub timeout: u8,
@@ -106,6 +114,7 @@ pub struct ReliableAttr {
 /// The path to a peer: an address vector (IBTA vol 1, 11.2.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_ah_attr")]
 pub struct PathAttr {
     /// The local port, from 1.
     pub port: u8,
@@ -120,6 +129,8 @@ pub struct PathAttr {
 /// The fields of a path's global route header (IBTA vol 1, 8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_global_route")]
+#[doc(alias(":source_index:", "sgid_index"))]
 pub struct GlobalPath {
     /// The peer's GID.
     pub gid: Gid,
@@ -136,6 +147,10 @@ pub struct GlobalPath {
 /// The state of automatic path migration (APM; IBTA vol 1, 17.2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_mig_state")]
+#[doc(alias(":Migrated:", "IBV_MIG_MIGRATED"))]
+#[doc(alias(":Rearm:", "IBV_MIG_REARM"))]
+#[doc(alias(":Armed:", "IBV_MIG_ARMED"))]
 pub enum PathMigration {
     /// It uses the primary path; the alternate path is not in use.
     Migrated,

@@ -12,6 +12,10 @@ use crate::types::{Gid, Lid, Mtu, QKey};
 /// The transport service of a queue pair, as a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias = "ibv_qp_type")]
+#[doc(alias(":Rc:", "IBV_QPT_RC"))]
+#[doc(alias(":Uc:", "IBV_QPT_UC"))]
+#[doc(alias(":Ud:", "IBV_QPT_UD"))]
 pub enum TransportKind {
     /// Reliable connection: see [`Rc`].
     Rc,
@@ -59,21 +63,25 @@ pub trait OwnReceives: Transport {}
 /// The transport `T` of a queue pair that takes its receives from a
 /// [`SharedReceiveQueue`](crate::SharedReceiveQueue) (SRQ) and has no receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "ibv_srq")]
 pub struct SharedReceive<T>(PhantomData<T>);
 
 /// Reliable connection (RC): every request arrives, once and in order, or completes in error (IBTA
 /// vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("IBV_QPT_RC", "RC"))]
 pub struct Rc;
 
 /// Unreliable connection (UC): SENDs and WRITEs to one peer; a message that loses a packet is
 /// dropped whole, without notice (IBTA vol 1, 9.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("IBV_QPT_UC", "UC"))]
 pub struct Uc;
 
 /// Unreliable datagram (UD): SENDs of one packet each, to any peer with an address handle (IBTA vol
 /// 1, 9.8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("IBV_QPT_UD", "UD"))]
 pub struct Ud;
 
 /// The connection of a connected queue pair.
@@ -95,6 +103,7 @@ impl Link {
 /// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
 /// vol 1, 11.4.1.2). A receive of a [`Ud`] queue pair needs as many more than the longest message,
 /// and the message begins after them.
+#[doc(alias = "ibv_grh")]
 pub const GRH_BYTES: usize = 40;
 
 pub(crate) mod sealed {

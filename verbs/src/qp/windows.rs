@@ -25,6 +25,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     ///
     /// # Panics
     /// If the range is beyond the buffer.
+    #[doc(alias = "IBV_WR_BIND_MW")]
     pub fn bind<K: Key>(
         &mut self,
         window: MemoryWindow,
@@ -42,6 +43,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// As for [`post`](Self::post); the error [returns it](crate::RefusedBatch::take_bound_window).
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Result<(), Refused> {
         self.post(|batch| {
             batch.invalidate(window).signalled();
@@ -56,6 +58,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     ///
     /// # Panics
     /// If the range is beyond the buffer.
+    #[doc(alias = "ibv_bind_mw")]
     pub fn bind_type_1<K: Key>(
         &mut self,
         window: MemoryWindow<Type1>,
@@ -72,6 +75,7 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// As for [`invalidate`](Self::invalidate).
+    #[doc(alias = "ibv_bind_mw")]
     pub fn unbind_type_1<K: Key>(&mut self, window: BoundWindow<K, Type1>) -> Result<(), Refused> {
         let (binding, on_its_way) = window.unbinding();
         self.bind_mw(binding, on_its_way)
@@ -101,6 +105,7 @@ impl<T: Reliable, B: Backend> QueuePair<T, B> {
     ///
     /// # Errors
     /// As for [`post`](Self::post).
+    #[doc(alias = "IBV_WR_SEND_WITH_INV")]
     pub fn send_with_invalidate(&mut self, buffer: impl Source, rkey: RKey) -> Result<(), Refused> {
         let op = op::SendInvalidate { rkey: rkey.0 };
         post_one(&mut self.send, op, UNBOUNDED, One::new(buffer))

@@ -12,6 +12,16 @@ use crate::types::{Qpn, RKey};
 /// The operation that succeeded (`ibv_wc_opcode`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "ibv_wc_opcode")]
+#[doc(alias(":Send:", "IBV_WC_SEND"))]
+#[doc(alias(":Write:", "IBV_WC_RDMA_WRITE"))]
+#[doc(alias(":Read:", "IBV_WC_RDMA_READ"))]
+#[doc(alias(":CompareSwap:", "IBV_WC_COMP_SWAP"))]
+#[doc(alias(":FetchAdd:", "IBV_WC_FETCH_ADD"))]
+#[doc(alias(":Bind:", "IBV_WC_BIND_MW"))]
+#[doc(alias(":Invalidate:", "IBV_WC_LOCAL_INV"))]
+#[doc(alias(":Receive:", "IBV_WC_RECV"))]
+#[doc(alias(":ReceiveWrite:", "IBV_WC_RECV_RDMA_WITH_IMM"))]
 pub enum Success {
     /// The peer has received the message.
     Send,
@@ -50,6 +60,7 @@ pub enum Success {
 /// One retired request, with its buffers (`ibv_wc`; ibv_poll_cq(3); IBTA vol 1, 11.4.2.1). Buffers
 /// not taken are dropped with it.
 #[must_use = "a completion says whether the request succeeded"]
+#[doc(alias = "ibv_wc")]
 pub struct Completion<'a, Q: CqKind = Classic> {
     /// Its completion, or that of the later request which retires it.
     entry: Q::Entry<'a>,
@@ -132,6 +143,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// The queue pair that the request was posted to.
     #[inline]
     #[must_use]
+    #[doc(alias = "qp_num")]
     pub fn qpn(&self) -> Qpn {
         self.ring.qpn()
     }
@@ -154,6 +166,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// [`QueuePair::next_send`](crate::QueuePair::next_send) when it was posted.
     #[inline]
     #[must_use]
+    #[doc(alias = "wr_id")]
     pub fn sequence(&self) -> u64 {
         self.position
     }
@@ -162,6 +175,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     /// succeeded.
     #[inline]
     #[must_use]
+    #[doc(alias = "src_qp")]
     pub fn datagram(&self) -> Option<Datagram> {
         match self.result() {
             Ok(Success::Receive { imm, .. }) if self.ring.receives_datagrams() => Some(Datagram::new(self.entry, imm)),
@@ -174,6 +188,7 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
     ///
     /// The kernel's rxe of Linux 6.1 invalidates the key, but does not report it here.
     #[must_use]
+    #[doc(alias("IBV_WC_WITH_INV", "invalidated_rkey"))]
     pub fn invalidated(&self) -> Option<RKey> {
         let received = self.is_ok() && self.entry.opcode() == sys::IBV_WC_RECV;
         let invalidating = received && self.entry.wc_flags() & sys::IBV_WC_WITH_INV != 0;
@@ -231,6 +246,7 @@ impl Completion<'_, Extended> {
     /// retires, the time of that.
     #[inline]
     #[must_use]
+    #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn timestamp_ticks(&self) -> Option<u64> {
         self.entry.ticks()
     }
@@ -240,6 +256,7 @@ impl Completion<'_, Extended> {
     /// later one retires, the time of that.
     #[inline]
     #[must_use]
+    #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
     pub fn wallclock_ns(&self) -> Option<u64> {
         self.entry.wallclock_ns()
     }

@@ -15,6 +15,7 @@ use crate::types::{Lid, Qpn};
 /// buffer, and send to [`source`](Self::source). The completion does not carry the sender's Q_Key:
 /// by convention both sides use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "ibv_wc")]
 pub struct Datagram {
     pub(crate) len: u32,
     pub(crate) imm: Option<u32>,
@@ -63,6 +64,7 @@ impl Datagram {
         reason = "a datagram may be empty, and is one all the same"
     )]
     #[must_use]
+    #[doc(alias = "byte_len")]
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -75,12 +77,14 @@ impl Datagram {
 
     /// Immediate data, if it carried any.
     #[must_use]
+    #[doc(alias = "imm_data")]
     pub fn imm(&self) -> Option<u32> {
         self.imm
     }
 
     /// The queue pair that sent it.
     #[must_use]
+    #[doc(alias = "src_qp")]
     pub fn source(&self) -> Qpn {
         self.source
     }
@@ -88,18 +92,21 @@ impl Datagram {
     /// Whether the first [`GRH_BYTES`] bytes hold its GRH. On RoCE they always do; on InfiniBand
     /// they are undefined for a datagram of the same subnet without one.
     #[must_use]
+    #[doc(alias = "IBV_WC_GRH")]
     pub fn has_grh(&self) -> bool {
         self.flags & sys::IBV_WC_GRH != 0
     }
 
     /// The LID of the port that sent it; 0 on RoCE.
     #[must_use]
+    #[doc(alias = "slid")]
     pub fn source_lid(&self) -> Lid {
         Lid(self.slid)
     }
 
     /// Its InfiniBand service level.
     #[must_use]
+    #[doc(alias = "sl")]
     pub fn service_level(&self) -> u8 {
         self.sl
     }

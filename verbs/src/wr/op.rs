@@ -6,6 +6,7 @@ use crate::memory::{Key, Remote, RemoteWord};
 use crate::qp::Reason;
 
 /// An operation of the send queue.
+#[doc(alias = "ibv_wr_opcode")]
 pub trait Operation: sealed::SendOperation + Copy + core::fmt::Debug {}
 
 /// Operations that send a message and may request a solicited event: SEND and WRITE, with or
@@ -14,6 +15,7 @@ pub trait Message: Operation {}
 
 /// Operations that may carry 32 bits of immediate data: SEND, to a peer or an address, and WRITE
 /// (IBTA vol 1, 9.2.5).
+#[doc(alias = "imm_data")]
 pub trait Immediate: Message {
     /// The opcode with immediate data.
     #[doc(hidden)]
@@ -74,6 +76,7 @@ pub(crate) mod sealed {
 
 /// An [`Immediate`] operation with its 32 bits.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "imm_data")]
 pub struct WithImmediate<O> {
     pub(crate) op: O,
     pub(crate) imm: u32,
@@ -81,10 +84,12 @@ pub struct WithImmediate<O> {
 
 /// SEND (IBTA vol 1, 9.4.1): into a receive that the peer posted.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_SEND")]
 pub struct Send;
 
 /// SEND to an address that the request names (IBTA vol 1, 9.8.3): a datagram.
 #[derive(Debug, Clone, Copy)]
+#[doc(alias("IBV_WR_SEND", "ibv_wr_set_ud_addr"))]
 pub struct SendTo {
     /// Null if the queue pair may not use the address handle.
     pub(crate) ah: *mut sys::ibv_ah,
@@ -94,14 +99,17 @@ pub struct SendTo {
 
 /// RDMA WRITE (IBTA vol 1, 9.4.3).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_RDMA_WRITE")]
 pub struct Write(RemoteAddress);
 
 /// RDMA READ (IBTA vol 1, 9.4.4).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_RDMA_READ")]
 pub struct Read(RemoteAddress);
 
 /// Compare and swap of eight bytes (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
 pub struct CompareSwap {
     pub(crate) word: RemoteWord,
     pub(crate) compare: u64,
@@ -110,6 +118,7 @@ pub struct CompareSwap {
 
 /// Fetch and add of eight bytes (IBTA vol 1, 9.4.5).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
 pub struct FetchAdd {
     pub(crate) word: RemoteWord,
     pub(crate) add: u64,
@@ -117,16 +126,19 @@ pub struct FetchAdd {
 
 /// SEND with invalidate of a peer's key (IBTA vol 1, 9.4.1.1).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_SEND_WITH_INV")]
 pub struct SendInvalidate {
     pub(crate) rkey: u32,
 }
 
 /// Bind of a memory window (IBTA vol 1, 10.8.3.3).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_BIND_MW")]
 pub struct Bind(pub(crate) Binding);
 
 /// Local invalidate of a memory window (IBTA vol 1, 10.8.3.3).
 #[derive(Debug, Clone, Copy)]
+#[doc(alias = "IBV_WR_LOCAL_INV")]
 pub struct Invalidate(pub(crate) Binding);
 
 /// The operands of a window's request.

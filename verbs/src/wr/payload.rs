@@ -64,6 +64,7 @@ pub(crate) mod sealed {
 
 /// One buffer.
 #[derive(Debug)]
+#[doc(alias = "ibv_sge")]
 pub struct One<S>(S);
 
 impl<S: Source> One<S> {
@@ -117,6 +118,7 @@ impl<S: Source> sealed::Stage for One<S> {
 
 /// A scatter-gather list of `N` buffers, in wire order.
 #[derive(Debug)]
+#[doc(alias("ibv_sge", "sg_list"))]
 pub struct Several<const N: usize> {
     sges: [sys::ibv_sge; N],
     buffers: Buffers,
@@ -182,6 +184,7 @@ const MAX_MESSAGE: u64 = 1 << 31;
 
 /// Inline data: copied into the WQE, so that it may be changed as soon as the batch is posted.
 #[derive(Debug)]
+#[doc(alias = "IBV_SEND_INLINE")]
 pub struct Inline<'d> {
     bytes: *const u8,
     len: usize,

@@ -10,36 +10,52 @@ use crate::types::Qpn;
 /// Why a request failed (`ibv_wc_status`; ibv_poll_cq(3); IBTA vol 1, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias = "ibv_wc_status")]
 pub enum Status {
     /// A receive was too short for the message, or a request longer than the path takes.
+    #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
     LocalLength,
     /// The queue pair's own state is inconsistent.
+    #[doc(alias = "IBV_WC_LOC_QP_OP_ERR")]
     LocalQpOperation,
     /// A buffer's key does not cover it, or is of another protection domain.
+    #[doc(alias = "IBV_WC_LOC_PROT_ERR")]
     LocalProtection,
     /// The queue pair entered ERR before this request completed.
+    #[doc(alias = "IBV_WC_WR_FLUSH_ERR")]
     Flushed,
     /// A memory window could not be bound.
+    #[doc(alias = "IBV_WC_MW_BIND_ERR")]
     WindowBind,
     /// The peer's response is invalid.
+    #[doc(alias = "IBV_WC_BAD_RESP_ERR")]
     BadResponse,
     /// Memory lacks the local right needed.
+    #[doc(alias = "IBV_WC_LOC_ACCESS_ERR")]
     LocalAccess,
     /// The peer's responder rejects the request as invalid.
+    #[doc(alias = "IBV_WC_REM_INV_REQ_ERR")]
     RemoteInvalidRequest,
     /// The peer's memory does not allow the access.
+    #[doc(alias = "IBV_WC_REM_ACCESS_ERR")]
     RemoteAccess,
     /// The peer failed to execute the request.
+    #[doc(alias = "IBV_WC_REM_OP_ERR")]
     RemoteOperation,
     /// The peer does not respond: the retry count is exceeded.
+    #[doc(alias = "IBV_WC_RETRY_EXC_ERR")]
     RetryExceeded,
     /// The peer has no receive posted: the RNR retry count is exceeded.
+    #[doc(alias = "IBV_WC_RNR_RETRY_EXC_ERR")]
     RnrRetryExceeded,
     /// The peer aborted the operation.
+    #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
     RemoteAborted,
     /// The device failed.
+    #[doc(alias = "IBV_WC_FATAL_ERR")]
     Fatal,
     /// A response took too long.
+    #[doc(alias = "IBV_WC_RESP_TIMEOUT_ERR")]
     ResponseTimeout,
     /// Another error, with the code of `ibv_wc_status`.
     Other(u32),
@@ -69,6 +85,7 @@ impl Status {
 
     /// Its meaning, and what to do.
     #[must_use]
+    #[doc(alias = "ibv_wc_status_str")]
     pub const fn advice(self) -> &'static str {
         match self {
             Self::LocalLength => {
@@ -147,6 +164,8 @@ fn vendor_suffix(code: u32) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]
+#[doc(alias = "ibv_wc")]
+#[doc(alias(":vendor_error|CompletionError::vendor_error:", "vendor_err"))]
 pub struct Failure {
     /// Why.
     pub status: Status,

@@ -17,6 +17,7 @@ use crate::wr::payload::Payload;
 
 /// Requests are posted as a list by `ibv_post_send`, which every provider has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("ibv_post_send", "ibv_post_recv"))]
 pub struct PostList;
 
 /// Receives, posted as a list by `ibv_post_recv`.

@@ -23,6 +23,7 @@ use crate::wr::payload::Payload;
 /// [`index`](crate::RefusedBatch::index) is 0, as the provider does not report which request it
 /// was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("ibv_wr_start", "ibv_wr_complete", "ibv_wr_abort", "ibv_qp_ex", "ibv_create_qp_ex"))]
 pub struct WorkRequests;
 
 impl WorkQueue for WorkRequests {
