@@ -15,7 +15,8 @@ use core::ptr::NonNull;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::buffer::{Buffer, Frozen};
+use super::buffer::Buffer;
+use super::clonable::Frozen;
 use super::region::{Backing, Region, check_buffer};
 use super::rights::Rights;
 use super::storage::PAGE;

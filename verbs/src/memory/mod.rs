@@ -9,6 +9,7 @@
 mod alias;
 mod buffer;
 mod cache;
+mod clonable;
 mod copy;
 mod device;
 mod pool;
@@ -24,8 +25,9 @@ mod window;
 mod word;
 
 pub use alias::Alias;
-pub use buffer::{Buffer, Chunks, Frozen, Part, Reclaim, Reregister, Scratch};
+pub use buffer::{Buffer, Chunks, Part, Reclaim, Reregister};
 pub use cache::{CacheLimits, CacheStats, RegistrationCache};
+pub use clonable::{Frozen, Scratch};
 pub use device::DeviceMemory;
 pub use pool::{Drain, Pool};
 pub use range::Buffers;

@@ -10,7 +10,7 @@ use core::marker::PhantomData;
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::{Frozen, Scratch};
+use super::clonable::{Frozen, Scratch};
 
 mod sealed {
     pub trait Sealed {}

@@ -3,7 +3,8 @@
 
 use doorbell_verbs_sys as sys;
 
-use super::buffer::{Buffer, Part, Scratch};
+use super::buffer::{Buffer, Part};
+use super::clonable::Scratch;
 use super::range::Buffers;
 use super::rights::{Kind, Opaque, Rights};
 use super::word::Word;

@@ -3,8 +3,9 @@
 use doorbell_verbs_sys as sys;
 
 use super::backend::Backend;
-use super::builder::{CreatedQp, QueuePairBuilder};
+use super::builder::QueuePairBuilder;
 use super::connected::QueuePair;
+use super::create::CreatedQp;
 use super::endpoint::Endpoint;
 use super::prepared::PreparedQueuePair;
 use super::transport::{Connected, Link, OwnReceives, Transport, TransportKind, Ud};

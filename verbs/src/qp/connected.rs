@@ -3,11 +3,12 @@
 use doorbell_verbs_sys as sys;
 
 use super::backend::{Backend, PostList, Receives};
-use super::batch::{Batch, ReceiveBatch, post_one};
+use super::batch::{Batch, post_one};
 use super::endpoint::{Endpoint, UdEndpoint};
 use super::object::QpObject;
 use super::post_error::Refused;
 use super::poster::Poster;
+use super::receive::ReceiveBatch;
 use super::transport::{Connected, Connectionless, OwnReceives, Rc, Reliable, Transport};
 use crate::ah::AddressHandle;
 use crate::memory::{GrantsRead, GrantsWrite, Remote, RemoteWord, Sink, Source, Word};

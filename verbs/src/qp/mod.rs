@@ -25,6 +25,7 @@ mod batch;
 mod best;
 mod builder;
 mod connected;
+mod create;
 mod endpoint;
 pub(crate) mod managed;
 mod modify;
@@ -33,13 +34,14 @@ mod post_error;
 mod poster;
 mod prepared;
 mod query;
+mod receive;
 mod ring;
 mod transport;
 mod windows;
 
 pub use attributes::{Explanation, QpState};
 pub use backend::{Backend, EitherBackend, PostList, WorkRequests};
-pub use batch::{Batch, ReceiveBatch, Request};
+pub use batch::{Batch, Request};
 pub use builder::QueuePairBuilder;
 pub use connected::QueuePair;
 pub use endpoint::{BadEndpoint, Endpoint, UdEndpoint};
@@ -50,6 +52,7 @@ pub use prepared::PreparedQueuePair;
 pub use query::{
     Capacity, ConnectionAttr, GlobalPath, PathAttr, PathMigration, QueuePairAttr, ReliableAttr, RemoteRights,
 };
+pub use receive::ReceiveBatch;
 pub use ring::Queue;
 pub(crate) use ring::{Ring, Slot};
 pub use transport::{

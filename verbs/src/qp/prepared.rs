@@ -7,13 +7,14 @@ use doorbell_verbs_sys as sys;
 
 use super::attributes::QpState;
 use super::backend::{Backend, PostList, Receives};
-use super::batch::ReceiveBatch;
-use super::builder::{CreatedQp, Settings};
+use super::builder::Settings;
 use super::connected::QueuePair;
+use super::create::CreatedQp;
 use super::endpoint::Endpoint;
 use super::object::{QpObject, zeroed_attr};
 use super::post_error::Refused;
 use super::poster::Poster;
+use super::receive::ReceiveBatch;
 use super::transport::{Connected, Link, OwnReceives, Rc, TransportKind};
 use crate::error::QueuePairError;
 use crate::memory::Sink;
