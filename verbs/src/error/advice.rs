@@ -108,7 +108,6 @@ fn locked_memory_limit() -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// Advice for a failed registration, from its errno and the process's limits.
 pub(crate) fn register_advice(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::OutOfMemory => locked_memory_advice(locked_memory_limit().as_deref()),

@@ -318,7 +318,6 @@ pub(super) fn bytes_of(len: usize, range: impl RangeBounds<usize>) -> (usize, us
     (start, end - start)
 }
 
-/// The range of `header` for a peer.
 fn remote_of<K: Key>(header: &Range) -> Remote<K> {
     Remote::from_raw(header.sge.addr, header.region.rkey(), u64::from(header.sge.length))
 }

@@ -171,8 +171,8 @@ impl RegistrationCache {
     ///
     /// # Safety
     /// The bytes are initialised and mapped, and stay so until the buffer and all that was made
-    /// from it are gone *and* [`invalidate`](Self::invalidate) was called for them (or the cache is
-    /// gone). While the buffer lives, this process touches them through it alone; and peers may
+    /// from it are evicted *and* [`invalidate`](Self::invalidate) was called for them (or the cache is
+    /// evicted). While the buffer lives, this process touches them through it alone; and peers may
     /// while the cache holds them, if they have rights.
     ///
     /// # Errors
@@ -219,23 +219,23 @@ impl RegistrationCache {
 
     fn forget(&self, which: impl Fn(&Entry) -> bool) -> usize {
         let mut state = self.state();
-        let mut gone = Evicted::new();
-        gone.extend(
+        let mut evicted = Evicted::new();
+        evicted.extend(
             state
                 .local
                 .extract_if(.., |_, entry| which(entry))
                 .map(|(_, entry)| entry.region),
         );
-        gone.extend(
+        evicted.extend(
             state
                 .exact
                 .extract_if(|_, entry| which(entry))
                 .map(|(_, entry)| entry.region),
         );
-        let in_use = gone.iter().filter(|region| Arc::strong_count(region) > 1).count();
+        let in_use = evicted.iter().filter(|region| Arc::strong_count(region) > 1).count();
         state.count();
         drop(state);
-        drop(gone);
+        drop(evicted);
         in_use
     }
 
@@ -253,15 +253,15 @@ impl RegistrationCache {
             return Ok(region);
         }
         // SAFETY: by contract.
-        let (region, mut gone) = unsafe { self.register(&mut state, key, keep) }?;
+        let (region, mut evicted) = unsafe { self.register(&mut state, key, keep) }?;
         let entry = Entry {
             region: Arc::clone(&region),
             used,
         };
         state.exact.insert(key, entry);
-        state.evict(self.limits, &mut gone);
+        state.evict(self.limits, &mut evicted);
         drop(state);
-        drop(gone);
+        drop(evicted);
         Ok(region)
     }
 
@@ -294,18 +294,18 @@ impl RegistrationCache {
         // SAFETY: the pages of the range are mapped since the range is, and so are those of the
         // regions it is merged with: they would have been invalidated. The device touches only what
         // requests name.
-        let (region, mut gone) = unsafe { self.register(&mut state, key, || Backing::External) }?;
+        let (region, mut evicted) = unsafe { self.register(&mut state, key, || Backing::External) }?;
         for key in overlapping {
-            gone.extend(state.local.remove(&key).map(|entry| entry.region));
+            evicted.extend(state.local.remove(&key).map(|entry| entry.region));
         }
         let entry = Entry {
             region: Arc::clone(&region),
             used,
         };
         state.local.insert(union.start, entry);
-        state.evict(self.limits, &mut gone);
+        state.evict(self.limits, &mut evicted);
         drop(state);
-        drop(gone);
+        drop(evicted);
         Ok(region)
     }
 
@@ -319,7 +319,7 @@ impl RegistrationCache {
         key: ExactKey,
         keep: impl Fn() -> Backing,
     ) -> Result<(Arc<Region>, Evicted), MemoryError> {
-        let mut gone = Evicted::new();
+        let mut evicted = Evicted::new();
         let register = || {
             let start = core::ptr::with_exposed_provenance_mut(key.start as usize);
             // SAFETY: by contract; the address was exposed.
@@ -328,13 +328,13 @@ impl RegistrationCache {
         let mut registered = register();
         if matches!(&registered, Err(error) if error.is_out_of_memory()) {
             let none = CacheLimits { regions: 0, bytes: 0 };
-            state.evict(none, &mut gone);
+            state.evict(none, &mut evicted);
             // Deregister now: the retry needs their room.
-            gone.clear();
+            evicted.clear();
             registered = register();
         }
         state.stats.misses += 1;
-        Ok((registered?, gone))
+        Ok((registered?, evicted))
     }
 }
 
@@ -344,7 +344,6 @@ impl State {
         self.clock
     }
 
-    /// The keys of the local regions that overlap `range`.
     fn overlapping(&self, range: Range<u64>) -> Vec<u64> {
         let before = self.local.range(..range.start).next_back();
         let from_there = self.local.range(range.clone());
@@ -356,7 +355,7 @@ impl State {
 
     /// Evicts idle regions in LRU order until the limits are kept. Scans all regions for each:
     /// cheap beside registering.
-    fn evict(&mut self, limits: CacheLimits, gone: &mut Evicted) {
+    fn evict(&mut self, limits: CacheLimits, evicted: &mut Evicted) {
         self.count();
         while self.stats.regions > limits.regions || self.stats.bytes > limits.bytes {
             let local = self.local.iter().filter(|(_, entry)| entry.is_idle());
@@ -370,7 +369,7 @@ impl State {
                 CacheKey::Local(key) => self.local.remove(&key),
                 CacheKey::Exact(key) => self.exact.remove(&key),
             };
-            gone.extend(entry.map(|entry| entry.region));
+            evicted.extend(entry.map(|entry| entry.region));
             self.stats.evictions += 1;
             self.count();
         }
@@ -385,7 +384,6 @@ impl State {
     }
 }
 
-/// The map and key of an entry.
 enum CacheKey {
     Local(u64),
     Exact(ExactKey),

@@ -115,7 +115,6 @@ impl DeviceMemory {
         })
     }
 
-    /// Checks that `len` bytes at `offset` are in it.
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), MemoryError> {
         let whole = self.inner.len as u64;
         if offset.checked_add(len as u64).is_some_and(|end| end <= whole) {

@@ -36,12 +36,10 @@ pub(super) const WINDOW: u16 = 1 << 9;
 pub(crate) type RangePtr = NonNull<Range>;
 
 impl Range {
-    /// The next buffer of the same request.
     fn next_in_request(&self) -> Option<RangePtr> {
         if self.tag & LINKED == 0 { None } else { self.next }
     }
 
-    /// Changes its kind to `K`. It is in no list.
     pub(super) fn set_kind<K: Kind>(&mut self) {
         self.tag = K::TAG.into();
     }
@@ -105,7 +103,6 @@ impl Buffers {
         Self { head }
     }
 
-    /// Releases ownership of the list.
     #[inline(always)]
     pub(crate) fn into_head(self) -> Option<RangePtr> {
         let head = self.head;
@@ -113,7 +110,6 @@ impl Buffers {
         head
     }
 
-    /// Inserts `first` at the front.
     pub(crate) fn prepend(&mut self, mut first: Self) {
         let Some(mut range) = first.head.take() else { return };
         // SAFETY: the list owns its ranges. `first` holds one range: it is that of a single source.

@@ -77,7 +77,6 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Registers a region as one buffer.
 pub(super) fn register<R: Rights>(pd: &Arc<PdInner>, memory: Memory, flags: c_uint) -> Result<Buffer<R>, MemoryError> {
     let len = memory.size();
     check_buffer(len)?;
@@ -86,7 +85,6 @@ pub(super) fn register<R: Rights>(pd: &Arc<PdInner>, memory: Memory, flags: c_ui
     Ok(Buffer::new(region, start, len))
 }
 
-/// Registers a region as many buffers.
 pub(super) fn register_chunks<R: Rights>(
     pd: &Arc<PdInner>,
     memory: Memory,
@@ -119,7 +117,6 @@ pub(crate) unsafe fn adopt_region<K: Kind>(
     Ok(Buffer::new(region, start, len))
 }
 
-/// Checks the length of a buffer.
 pub(super) fn check_buffer(len: usize) -> Result<(), MemoryError> {
     match len {
         0 => Err(MemoryError::Empty),
@@ -235,7 +232,6 @@ impl Region {
         self.rkey
     }
 
-    /// Whether it owns its memory, so that `into_memory` can return it.
     pub(super) fn owns_memory(&self) -> bool {
         matches!(*self.backing, Backing::Owned(_))
     }

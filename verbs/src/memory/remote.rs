@@ -23,7 +23,6 @@ pub struct Remote<K: Key> {
     key: PhantomData<K>,
 }
 
-/// Length of a serialised [`Remote`].
 const REMOTE_BYTES: usize = 24;
 
 /// The error of decoding a [`Remote`].
@@ -52,7 +51,6 @@ pub enum BadRemote {
     },
 }
 
-/// Remote rights in words.
 fn rights(access: u8) -> String {
     let names: Vec<_> = [
         (sys::IBV_ACCESS_REMOTE_READ, "READ"),

@@ -22,7 +22,6 @@ pub(crate) mod sealed {
     pub trait Element {
         fn sge(&self) -> sys::ibv_sge;
 
-        /// Its length in bytes.
         fn bytes(&self) -> u32;
 
         /// Writes the element.
@@ -35,7 +34,6 @@ pub(crate) mod sealed {
             unsafe { *at = self.sge() }
         }
 
-        /// The whole buffer.
         fn into_buffers(self) -> Buffers;
     }
 }

@@ -29,7 +29,6 @@ use crate::wr::op::{BindError, Binding};
 
 mod sealed {
     pub trait Sealed {
-        /// `ibv_mw_type`.
         const KIND: doorbell_verbs_sys::ibv_mw_type;
         /// In the tag of a window in flight.
         const TAG: u16;
@@ -323,7 +322,6 @@ impl<T: WindowType> MemoryWindow<T> {
 }
 
 impl InFlightWindow {
-    /// Its window, which lives on, and the region.
     fn into_parts(self) -> (Arc<WindowInner>, Arc<Region>) {
         let cell = core::mem::ManuallyDrop::new(self);
         // SAFETY: each is taken once, as the cell is not dropped; the rest of it is plain data.
@@ -381,7 +379,6 @@ impl<K: Key, T: WindowType> BoundWindow<K, T> {
         (binding, Buffers::of_window(Box::new(cell)))
     }
 
-    /// The window and the region, without dropping either.
     fn into_parts(self) -> (Arc<WindowInner>, Arc<Region>) {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: each is taken once, as `this` is not dropped; the rest of it is plain data.

@@ -109,7 +109,6 @@ const fn masks(required: Mask, optional: Mask) -> Option<AttrMasks> {
 
 /// The P_Key index and port.
 const PORT_ATTRS: Mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-/// The path to a peer.
 const PATH_ATTRS: Mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 /// Attributes that a connected queue pair may modify in, or on return to, RTS.
 const RTS_ATTRS: Mask = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
@@ -205,7 +204,6 @@ const TABLE: &[Transition] = &[
     },
 ];
 
-/// The attributes of a transition; `None` if the transport has no such transition.
 fn masks_of(transport: TransportKind, from: QpState, to: QpState) -> Option<AttrMasks> {
     let anywhere = match to {
         QpState::Reset => masks(0, 0),
@@ -232,7 +230,6 @@ const STATES: [QpState; 7] = [
     QpState::Err,
 ];
 
-/// The attributes' names in ibv_modify_qp(3).
 const NAMES: &[(Mask, &str)] = &[
     (IBV_QP_CUR_STATE, "IBV_QP_CUR_STATE"),
     (IBV_QP_EN_SQD_ASYNC_NOTIFY, "IBV_QP_EN_SQD_ASYNC_NOTIFY"),
@@ -288,7 +285,6 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Compares the given attributes with the table.
     pub(crate) fn of(transport: TransportKind, from: QpState, to: QpState, given: Mask) -> Self {
         let given = given & !IBV_QP_STATE;
         let row = masks_of(transport, from, to);

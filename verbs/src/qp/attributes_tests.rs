@@ -94,7 +94,6 @@ fn a_transition_never_requires_what_it_calls_optional_and_names_all_it_has() {
     }
 }
 
-/// One transition of the table as a line of text.
 fn line(transport: TransportKind, from: QpState, to: QpState) -> String {
     let text = match masks_of(transport, from, to) {
         None => "no such transition".to_owned(),

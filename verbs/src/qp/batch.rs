@@ -79,7 +79,7 @@ pub(super) fn post_one<B: Backend, O: Operation, P: Payload>(
     // SAFETY: a slot was taken, and the payload is one element within the limits. The request is
     // complete: operation, flags, list. Inline data is borrowed by the payload for longer than this
     // call.
-    unsafe { poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, 0)) }
+    unsafe { poster.post_one(payload, |qp, wqe, payload| B::write_one(qp, wqe, &op, payload, 0)) }
 }
 
 /// Posts one request at a checkpoint or with a payload of several elements, or rejects it.
@@ -101,16 +101,13 @@ fn post_one_slow_path<B: Backend, O: Operation, P: Payload>(
         };
         if let Some(flags) = flags {
             // SAFETY: as in `post_one`; the limits were kept to.
-            return unsafe {
-                poster.post_one(payload, |qp, form, payload| B::write_one(qp, form, &op, payload, flags))
-            };
+            return unsafe { poster.post_one(payload, |qp, wqe, payload| B::write_one(qp, wqe, &op, payload, flags)) };
         }
     }
     let reason = reject_reason(poster, op, room, &payload);
     Err(poster.reject_one(reason, payload.into_buffers()))
 }
 
-/// Why a request for at most `max_len` bytes is invalid; `None` if it is valid.
 fn reject_reason<B: Backend, O: Operation, P: Payload>(
     poster: &Poster<B>,
     op: O,
@@ -124,7 +121,6 @@ fn reject_reason<B: Backend, O: Operation, P: Payload>(
         .or_else(|| payload.reject_reason(poster.limits))
 }
 
-/// Stages a request at `next`, or keeps its buffers with the rejection.
 #[inline(always)]
 fn stage<B: Backend, O: Operation, P: Payload>(
     poster: &mut Poster<B>,
@@ -165,8 +161,8 @@ unsafe fn stage_in_slot<B: Backend, O: Operation, P: Payload>(
     // SAFETY: by contract. The request is complete: operation, flags, list. Inline data is borrowed
     // for 'd of the batch, which outlives `finish` because `post`'s caller chose it.
     unsafe {
-        push(poster, next, payload, |qp, form, payload| {
-            B::write(qp, form, (*form).next_slot, &op, payload, flags)
+        push(poster, next, payload, |qp, wqe, payload| {
+            B::write(qp, wqe, (*wqe).next_slot, &op, payload, flags)
         });
     }
 }
@@ -329,16 +325,16 @@ impl<T: Connected, B: Backend> Batch<'_, '_, T, B> {
         range: impl RangeBounds<usize>,
         _grants: K,
     ) -> Request<'_, op::Bind, Window, B> {
-        let (binding, inner, on_its_way) = window.binding::<K>(over, range);
+        let (binding, inner, in_flight) = window.binding::<K>(over, range);
         self.staging.poster.tied_windows.tie(&inner);
-        self.stage(op::Bind(binding), UNBOUNDED, Window::new(on_its_way))
+        self.stage(op::Bind(binding), UNBOUNDED, Window::new(in_flight))
     }
 
     /// Local invalidate: revokes a window's key. After its completion the peer has no access by it.
     #[doc(alias("IBV_WR_LOCAL_INV", "ibv_wr_local_inv"))]
     pub fn invalidate<K: Key>(&mut self, window: BoundWindow<K>) -> Request<'_, op::Invalidate, Window, B> {
-        let (binding, on_its_way) = window.unbinding();
-        self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(on_its_way))
+        let (binding, in_flight) = window.unbinding();
+        self.stage(op::Invalidate(binding), UNBOUNDED, Window::new(in_flight))
     }
 }
 

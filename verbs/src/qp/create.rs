@@ -34,7 +34,6 @@ pub(super) struct CreatedQp {
     max_inline: u32,
 }
 
-/// Default for READs and atomics outstanding and served at once, if the device allows as many.
 const DEFAULT_RD_ATOMIC: u8 = 16;
 
 impl<B: Backend> QueuePairBuilder<'_, B> {
@@ -44,7 +43,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         self.ready_from(made)
     }
 
-    /// From a queue pair in RESET.
     pub(super) fn ready_from<T: Connectionless>(self, made: CreatedQp) -> Result<QueuePair<T, B>, QueuePairError> {
         self.to_init::<T>(&made.object)?;
         self.to_ready(&made.object)?;
@@ -77,7 +75,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         self.prepared_from(made)
     }
 
-    /// From a queue pair in RESET.
     pub(super) fn prepared_from<T: Connected>(
         self,
         made: CreatedQp,
@@ -93,7 +90,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         Ok(PreparedQueuePair::new(made, send, recv, self.settings, rd_atomic, psn))
     }
 
-    /// Creates the queue pair, in RESET.
     fn create<T: Transport>(&self) -> Result<CreatedQp, QueuePairError> {
         // SAFETY: none is given.
         unsafe { self.create_or_adopt::<T>(None) }
@@ -156,7 +152,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         })
     }
 
-    /// The posters of both work queues of a queue pair just created.
     pub(super) fn posters(&self, made: &CreatedQp) -> (Poster<B>, Poster<Receives>) {
         let (raw, send, recv) = (made.object.raw(), made.object.send(), made.object.recv());
         let to_send = Limits {
@@ -182,7 +177,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         }
     }
 
-    /// Rejects remote rights that the transport does not have.
     pub(super) fn check_rights(
         &self,
         transport: TransportKind,
@@ -315,7 +309,6 @@ impl<B: Backend> QueuePairBuilder<'_, B> {
         }
     }
 
-    /// Moves a UD queue pair from INIT to RTS.
     fn to_ready(&self, object: &QpObject) -> Result<(), QueuePairError> {
         object.transition((QpState::Init, QpState::Rtr), zeroed_attr(), 0, |_| Vec::new())?;
         let mut attr = zeroed_attr();

@@ -25,19 +25,15 @@ pub struct Endpoint {
 #[error("not an endpoint: {0}")]
 pub struct BadEndpoint(&'static str);
 
-/// Length of a serialised [`Endpoint`].
 const ENDPOINT_BYTES: usize = 32;
 
-/// The format's version: the first byte.
 const VERSION: u8 = 1;
 
 /// The wire format of both kinds of endpoint.
 struct WireEndpoint {
-    /// Kind and MTU.
     kind_and_mtu: u8,
     lid: Lid,
     qpn: Qpn,
-    /// PSN, or Q_Key.
     psn_or_qkey: u32,
     rd_atomic: u8,
     gid: Gid,
@@ -110,14 +106,14 @@ impl Endpoint {
     /// # Errors
     /// When the version differs, or a number is out of range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        let form = WireEndpoint::from_bytes(bytes)?;
+        let wire = WireEndpoint::from_bytes(bytes)?;
         Ok(Self {
-            gid: form.gid,
-            lid: form.lid,
-            qpn: form.qpn,
-            psn: Psn::new(form.psn_or_qkey).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
-            mtu: mtu_of(form.kind_and_mtu)?,
-            rd_atomic: form.rd_atomic,
+            gid: wire.gid,
+            lid: wire.lid,
+            qpn: wire.qpn,
+            psn: Psn::new(wire.psn_or_qkey).ok_or(BadEndpoint("its PSN has more than 24 bits"))?,
+            mtu: mtu_of(wire.kind_and_mtu)?,
+            rd_atomic: wire.rd_atomic,
         })
     }
 }
@@ -170,18 +166,18 @@ impl UdEndpoint {
     /// When the version differs, it is an [`Endpoint`] of a connection, or a number is out of
     /// range.
     pub fn from_bytes(bytes: &[u8; ENDPOINT_BYTES]) -> Result<Self, BadEndpoint> {
-        let form = WireEndpoint::from_bytes(bytes)?;
-        if form.kind_and_mtu & DATAGRAM == 0 {
+        let wire = WireEndpoint::from_bytes(bytes)?;
+        if wire.kind_and_mtu & DATAGRAM == 0 {
             return Err(BadEndpoint(
                 "it is a connection's, and the queue pair here sends datagrams",
             ));
         }
         Ok(Self {
-            gid: form.gid,
-            lid: form.lid,
-            qpn: form.qpn,
-            qkey: QKey(form.psn_or_qkey),
-            mtu: mtu_of(form.kind_and_mtu & !DATAGRAM)?,
+            gid: wire.gid,
+            lid: wire.lid,
+            qpn: wire.qpn,
+            qkey: QKey(wire.psn_or_qkey),
+            mtu: mtu_of(wire.kind_and_mtu & !DATAGRAM)?,
         })
     }
 }

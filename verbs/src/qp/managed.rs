@@ -38,7 +38,6 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
         }
     }
 
-    /// The device's name.
     pub(crate) fn device(&self) -> &str {
         &self.object.pd().context.name
     }

@@ -78,7 +78,6 @@ impl QpObject {
         &self.recv
     }
 
-    /// Its name in error messages.
     pub(crate) fn name(&self) -> String {
         format!("{} queue pair {}", self.pd.context.name, self.qpn)
     }
@@ -175,7 +174,6 @@ impl QpObject {
 
 const ALL: sys::ibv_qp_attr_mask = (sys::IBV_QP_DEST_QPN << 1) - 1;
 
-/// All attributes zero, to be filled with those that a transition's mask names.
 pub(crate) fn zeroed_attr() -> sys::ibv_qp_attr {
     // SAFETY: all-zero is a valid value of this struct of integers.
     unsafe { core::mem::zeroed() }

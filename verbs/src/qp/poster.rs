@@ -23,7 +23,6 @@ use crate::wr::payload::{Limits, Payload};
 /// The producer of one work queue.
 // fields: the state of one post, on few cache lines; grouping would not change its layout or use
 pub(crate) struct Poster<L: WorkQueue> {
-    /// The slot of the next request to be posted.
     next: *mut WqeSlot<L::Wr>,
     /// Slots that may be filled before the checkpoint; `u64::MAX` after an attempt that found none.
     slots_left: u64,
@@ -42,7 +41,6 @@ pub(crate) struct Poster<L: WorkQueue> {
     /// The position whose request is always signalled: `interval` after the last signalled one.
     signal_at: u64,
     interval: u64,
-    /// The ring's depth.
     depth: u64,
     wqe_slots: WqeSlots<L::Wr>,
     /// Why the batch being built is rejected, if it is.
@@ -53,7 +51,6 @@ pub(crate) struct Poster<L: WorkQueue> {
 
 struct Rejection {
     reason: Reason,
-    /// The position of the rejected request.
     at: u64,
     /// `signal_at` of the poster at that moment.
     signal_at: u64,
@@ -91,13 +88,13 @@ impl<L: WorkQueue> Poster<L> {
         let depth = u64::from(ring.depth());
         // SAFETY: the poster holds the ring as long as the slots, in whatever order it drops them:
         // dropping the slots does not access it.
-        let forms = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
+        let wqes = unsafe { WqeSlots::new(&ring, limits.max_sge, key, L::new_wr) };
         let interval = match signalling {
             SignalPolicy::None => u64::MAX / 2,
             SignalPolicy::EveryHalfQueue => (depth / 2).max(1),
         };
         let mut poster = Self {
-            next: forms.at(0),
+            next: wqes.at(0),
             slots_left: 0,
             ring,
             qp,
@@ -109,7 +106,7 @@ impl<L: WorkQueue> Poster<L> {
             signal_at: interval - 1,
             interval,
             depth,
-            wqe_slots: forms,
+            wqe_slots: wqes,
             rejection: None,
             tied_windows: TiedWindows::default(),
         };
@@ -122,7 +119,6 @@ impl<L: WorkQueue> Poster<L> {
         QpHandle::new(&self.qp)
     }
 
-    /// The slot of the next request to be posted.
     pub(super) fn first(&self) -> *mut WqeSlot<L::Wr> {
         self.next
     }
@@ -165,13 +161,13 @@ impl<L: WorkQueue> Poster<L> {
         // on, which keeps them until completed, or until the queue pair is destroyed.
         let result = unsafe {
             L::begin_one(self.qp());
-            let form = self.next;
-            write(self.qp(), form, &payload);
-            self.next = (*form).next_slot;
-            (*(*form).buffers).set(payload.into_buffers().into_head());
+            let wqe = self.next;
+            write(self.qp(), wqe, &payload);
+            self.next = (*wqe).next_slot;
+            (*(*wqe).buffers).set(payload.into_buffers().into_head());
             // Before the doorbell: the device may complete it at once.
             self.ring.publish_one();
-            L::ring_doorbell(QpHandle::new(&self.qp), form, &mut self.bad_wr)
+            L::ring_doorbell(QpHandle::new(&self.qp), wqe, &mut self.bad_wr)
         };
         if result == 0 {
             return Ok(());
@@ -191,13 +187,13 @@ impl<L: WorkQueue> Poster<L> {
             return Err(self.reject_one(None, buffers));
         }
         self.note_signaled();
-        let form = self.next;
+        let wqe = self.next;
         // SAFETY: a slot was taken, so that the WQE slot and its buffer slot are the poster's; both
         // live as long as it.
         let wr_id = unsafe {
-            self.next = (*form).next_slot;
-            (*(*form).buffers).set(buffers.into_head());
-            L::wr_id(&(*form).wr)
+            self.next = (*wqe).next_slot;
+            (*(*wqe).buffers).set(buffers.into_head());
+            L::wr_id(&(*wqe).wr)
         };
         // Before the device may complete it.
         self.ring.publish_one();
@@ -206,7 +202,7 @@ impl<L: WorkQueue> Poster<L> {
             return Ok(());
         }
         // The provider does not report the rejected request, but there is only one.
-        self.bad_wr = form.cast();
+        self.bad_wr = wqe.cast();
         let mut refused = self.reclaim_unposted_one(result);
         if let Reason::Device { verb: named, .. } = &mut refused.reason {
             *named = verb;
@@ -214,7 +210,6 @@ impl<L: WorkQueue> Poster<L> {
         Err(refused)
     }
 
-    /// Rejects one request that was posted by itself.
     #[cold]
     #[inline(never)]
     pub(super) fn reject_one(&mut self, reason: Option<Reason>, buffers: Buffers) -> Refused {
@@ -222,7 +217,6 @@ impl<L: WorkQueue> Poster<L> {
         self.reject_batch()
     }
 
-    /// Reclaims the request just posted, which the provider did not accept.
     #[cold]
     #[inline(never)]
     fn reclaim_unposted_one(&mut self, result: c_int) -> Refused {
@@ -338,7 +332,7 @@ impl<L: WorkQueue> Poster<L> {
             .wqe_slots
             .find(core::mem::replace(&mut self.bad_wr, core::ptr::null_mut()));
         let accepted = if L::REPORTS_BAD_WR {
-            bad.map(|form| self.wqe_slots.distance(first, form))
+            bad.map(|wqe| self.wqe_slots.distance(first, wqe))
                 .filter(|&accepted| accepted < count)
                 .unwrap_or(count)
         } else {
@@ -405,7 +399,6 @@ impl<'q, L: WorkQueue> Staging<'q, L> {
 }
 
 impl<L: WorkQueue> Poster<L> {
-    /// Posts the staged requests up to `next`, at least one.
     #[inline(always)]
     fn post_staged(&mut self, next: *mut WqeSlot<L::Wr>) -> Result<(), Refused> {
         let first = self.next;
@@ -482,12 +475,12 @@ pub(crate) unsafe fn push<L: WorkQueue, P: Payload>(
     payload: P,
     write: impl FnOnce(QpHandle<'_>, *mut WqeSlot<L::Wr>, &P),
 ) {
-    let form = *next;
-    write(poster.qp(), form, &payload);
+    let wqe = *next;
+    write(poster.qp(), wqe, &payload);
     // SAFETY: the buffer slots of `head..full_at` are the poster's, and so are their WQE slots: by
     // contract this is one of them.
     unsafe {
-        *next = (*form).next_slot;
-        (*(*form).buffers).set(payload.into_buffers().into_head());
+        *next = (*wqe).next_slot;
+        (*(*wqe).buffers).set(payload.into_buffers().into_head());
     }
 }

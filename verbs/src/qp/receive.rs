@@ -41,7 +41,7 @@ impl<T: Transport> ReceiveBatch<'_, T> {
             return receive_one_slow_path(poster, payload, T::HEADROOM);
         }
         // SAFETY: a slot was taken. A receive has nothing but its list, here of one element.
-        unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
+        unsafe { poster.post_one(payload, |_, wqe, payload| Receives::write(wqe, null(), payload)) }
     }
 
     /// Receives a message into `buffer`; a longer one is an error on both sides. A datagram starts
@@ -72,8 +72,8 @@ impl<T: Transport> ReceiveBatch<'_, T> {
         }
         // SAFETY: it has its slot, and the limits were kept to. A receive has nothing but its list.
         unsafe {
-            push(poster, next, payload, |_, form, payload| {
-                Receives::write(form, (*form).next_slot, payload)
+            push(poster, next, payload, |_, wqe, payload| {
+                Receives::write(wqe, (*wqe).next_slot, payload)
             });
         }
     }
@@ -88,7 +88,7 @@ fn receive_one_slow_path(poster: &mut Poster<Receives>, payload: impl Payload, h
         return Err(poster.reject_one(objection, payload.into_buffers()));
     }
     // SAFETY: as in `ReceiveBatch::post_one`.
-    unsafe { poster.post_one(payload, |_, form, payload| Receives::write(form, null(), payload)) }
+    unsafe { poster.post_one(payload, |_, wqe, payload| Receives::write(wqe, null(), payload)) }
 }
 
 /// Stages a receive at a checkpoint, or rejects it; cannot unwind, as for sends.
@@ -104,14 +104,13 @@ extern "C" fn receive_at_checkpoint<P: Payload>(
     }
     // SAFETY: as in `ReceiveBatch::stage`.
     unsafe {
-        push(poster, &mut next, payload, |_, form, payload| {
-            Receives::write(form, (*form).next_slot, payload)
+        push(poster, &mut next, payload, |_, wqe, payload| {
+            Receives::write(wqe, (*wqe).next_slot, payload)
         });
     }
     next
 }
 
-/// Rejects a receive, and with it the batch; cannot unwind.
 #[cold]
 #[inline(never)]
 extern "C" fn reject_receive<P: Payload>(

@@ -92,12 +92,10 @@ impl Ring {
         Qpn::truncated(self.qpn.load(Ordering::Relaxed))
     }
 
-    /// Sets the number of the queue pair, to which nothing has been posted yet.
     pub(crate) fn set_qpn(&self, qpn: Qpn) {
         self.qpn.store(qpn.get(), Ordering::Relaxed);
     }
 
-    /// Marks its receives as datagrams.
     pub(crate) fn set_datagrams(&self) {
         self.datagrams.store(true, Ordering::Relaxed);
     }
@@ -160,7 +158,6 @@ impl Ring {
         self.publish(self.head.0.load(Ordering::Relaxed) + 1);
     }
 
-    /// Poster: requests posted so far.
     #[inline(always)]
     pub(crate) fn head(&self) -> u64 {
         self.head.0.load(Ordering::Relaxed)

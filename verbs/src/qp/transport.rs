@@ -115,7 +115,6 @@ pub(crate) mod sealed {
         const HEADROOM: u64 = 0;
         /// The remote end of a queue pair in use; for UD its own address.
         type Link: Debug + Send + Sync;
-        /// Applies modified attributes to it.
         fn apply(link: &mut Self::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask);
     }
 }

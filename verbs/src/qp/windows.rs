@@ -66,8 +66,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
         range: impl RangeBounds<usize>,
         _grants: K,
     ) -> Result<(), Refused> {
-        let (binding, _, on_its_way) = window.binding::<K>(over, range);
-        self.bind_mw(binding, on_its_way)
+        let (binding, _, in_flight) = window.binding::<K>(over, range);
+        self.bind_mw(binding, in_flight)
     }
 
     /// Posts one signalled unbind of a window of type 1 (ibv_bind_mw(3) with length 0). Its
@@ -77,16 +77,16 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// As for [`invalidate`](Self::invalidate).
     #[doc(alias = "ibv_bind_mw")]
     pub fn unbind_type_1<K: Key>(&mut self, window: BoundWindow<K, Type1>) -> Result<(), Refused> {
-        let (binding, on_its_way) = window.unbinding();
-        self.bind_mw(binding, on_its_way)
+        let (binding, in_flight) = window.unbinding();
+        self.bind_mw(binding, in_flight)
     }
 
     /// ibv_bind_mw(3).
-    fn bind_mw(&mut self, binding: Binding, on_its_way: Buffers) -> Result<(), Refused> {
+    fn bind_mw(&mut self, binding: Binding, in_flight: Buffers) -> Result<(), Refused> {
         if let Some(reason) = binding.reason() {
-            return Err(self.send.reject_one(Some(reason), on_its_way));
+            return Err(self.send.reject_one(Some(reason), in_flight));
         }
-        self.send.post_by_verb("ibv_bind_mw", on_its_way, |qp, wr_id| {
+        self.send.post_by_verb("ibv_bind_mw", in_flight, |qp, wr_id| {
             let mut bind = sys::ibv_mw_bind {
                 wr_id,
                 send_flags: sys::IBV_SEND_SIGNALED,

@@ -134,7 +134,6 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.entry.status() == sys::IBV_WC_SUCCESS || self.is_confirmed()
     }
 
-    /// Whether the completion is that of a later request, which retires this one.
     #[inline]
     fn is_confirmed(&self) -> bool {
         is_of_later(self.entry, self.ring, self.position)

@@ -17,7 +17,6 @@ pub trait Message: Operation {}
 /// (IBTA vol 1, 9.2.5).
 #[doc(alias = "imm_data")]
 pub trait Immediate: Message {
-    /// The opcode with immediate data.
     #[doc(hidden)]
     const WITH_IMMEDIATE: sys::ibv_wr_opcode;
 

@@ -23,16 +23,13 @@ pub(crate) mod sealed {
     use super::{Buffers, Limits, Reason, c_uint, sys};
 
     pub trait Stage: Sized {
-        /// Send flags of the payload.
         const FLAGS: c_uint;
 
-        /// Bytes of the message.
         fn bytes(&self) -> u64;
 
         /// Why the queue pair would reject it; `None` if it is valid.
         fn reject_reason(&self, limits: Limits) -> Option<Reason>;
 
-        /// Whether `reject_reason` is `None`.
         #[inline(always)]
         fn fits(&self, limits: Limits) -> bool {
             self.reject_reason(limits).is_none()
@@ -41,7 +38,6 @@ pub(crate) mod sealed {
         /// Whether `reject_reason` is `None`, and `num_sge` is 1.
         fn is_single(&self, limits: Limits) -> bool;
 
-        /// The number of scatter-gather elements.
         fn num_sge(&self) -> i32;
 
         /// Writes the scatter-gather list.
@@ -255,8 +251,8 @@ pub struct Window(Buffers);
 
 impl Window {
     /// A window in flight.
-    pub(crate) fn new(on_its_way: Buffers) -> Self {
-        Self(on_its_way)
+    pub(crate) fn new(in_flight: Buffers) -> Self {
+        Self(in_flight)
     }
 }
 

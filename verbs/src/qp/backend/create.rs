@@ -9,7 +9,6 @@ use crate::error::QueuePairError;
 use crate::pd::ProtectionDomain;
 use crate::qp::transport::TransportKind;
 
-/// For post lists.
 pub(super) fn create_qp(
     pd: &ProtectionDomain,
     init: &mut sys::ibv_qp_init_attr,
@@ -26,7 +25,6 @@ pub(super) fn create_qp(
     Ok(raw)
 }
 
-/// For `ibv_wr_*`.
 pub(super) fn create_qp_ex(
     pd: &ProtectionDomain,
     transport: TransportKind,

@@ -63,10 +63,8 @@ impl<'p> QpHandle<'p> {
 /// Requests are written into consecutive slots between `begin` and either `ring_doorbell` or
 /// `abort`.
 pub trait WorkQueue: 'static {
-    /// The work request in a slot.
     type Wr;
 
-    /// The verb that posts them, for error messages.
     const VERB: &'static str;
 
     /// Whether the provider reports the rejected request (`bad_wr`) and accepts those before it;
@@ -76,7 +74,6 @@ pub trait WorkQueue: 'static {
     /// A work request with this `wr_id`, whose scatter-gather list is at `list`.
     fn new_wr(wr_id: u64, list: *mut sys::ibv_sge) -> Self::Wr;
 
-    /// Its `wr_id`.
     fn wr_id(request: &Self::Wr) -> u64;
 
     /// Begins a batch of one.
@@ -129,7 +126,6 @@ pub(crate) mod sealed {
             init: &mut sys::ibv_qp_init_attr,
         ) -> Result<*mut sys::ibv_qp, QueuePairError>;
 
-        /// Whether the queue pair supports this operation.
         #[inline(always)]
         fn supports<O: Operation>(_qp: QpHandle<'_>, _op: &O) -> bool {
             true
@@ -142,25 +138,25 @@ pub(crate) mod sealed {
         #[inline(always)]
         unsafe fn write_one<O: Operation, P: Payload>(
             qp: QpHandle<'_>,
-            form: *mut WqeSlot<Self::Wr>,
+            wqe: *mut WqeSlot<Self::Wr>,
             op: &O,
             payload: &P,
             flags: c_uint,
         ) {
             // SAFETY: by contract.
-            unsafe { Self::write(qp, form, core::ptr::null_mut(), op, payload, flags) }
+            unsafe { Self::write(qp, wqe, core::ptr::null_mut(), op, payload, flags) }
         }
 
         /// Writes a request of `op` and `payload`, with `flags` (`ibv_send_flags`) besides the
         /// payload's; `next` is its successor.
         ///
         /// # Safety
-        /// `form` is a slot of the queue of `qp`, whose request the provider does not have; the
+        /// `wqe` is a slot of the queue of `qp`, whose request the provider does not have; the
         /// payload keeps to the queue pair's limits, and the queue pair `supports` the operation;
         /// `begin` was called.
         unsafe fn write<O: Operation, P: Payload>(
             qp: QpHandle<'_>,
-            form: *mut WqeSlot<Self::Wr>,
+            wqe: *mut WqeSlot<Self::Wr>,
             next: *mut WqeSlot<Self::Wr>,
             op: &O,
             payload: &P,

@@ -68,7 +68,7 @@ impl sealed::SendQueue for PostList {
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
         _qp: QpHandle<'_>,
-        form: *mut WqeSlot<Self::Wr>,
+        wqe: *mut WqeSlot<Self::Wr>,
         next: *mut WqeSlot<Self::Wr>,
         op: &O,
         payload: &P,
@@ -77,12 +77,12 @@ impl sealed::SendQueue for PostList {
         // SAFETY: the slot may be written by contract. Its list has as many elements as the limits
         // allow.
         unsafe {
-            let request = &raw mut (*form).wr;
+            let request = &raw mut (*wqe).wr;
             (*request).next = next.cast();
             (*request).num_sge = payload.num_sge();
             op.fill_wr(request);
             (*request).send_flags = P::FLAGS | flags;
-            payload.write_sges(&raw mut (*form).sge);
+            payload.write_sges(&raw mut (*wqe).sge);
         }
     }
 }
@@ -126,16 +126,16 @@ impl Receives {
     /// As for the requests of a send queue.
     #[inline(always)]
     pub(crate) unsafe fn write<P: Payload>(
-        form: *mut WqeSlot<sys::ibv_recv_wr>,
+        wqe: *mut WqeSlot<sys::ibv_recv_wr>,
         next: *mut WqeSlot<sys::ibv_recv_wr>,
         payload: &P,
     ) {
         // SAFETY: as for those.
         unsafe {
-            let request = &raw mut (*form).wr;
+            let request = &raw mut (*wqe).wr;
             (*request).next = next.cast();
             (*request).num_sge = payload.num_sge();
-            payload.write_sges(&raw mut (*form).sge);
+            payload.write_sges(&raw mut (*wqe).sge);
         }
     }
 }

@@ -63,7 +63,7 @@ impl<R> WqeSlots<R> {
         let Some(block) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
             handle_alloc_error(layout)
         };
-        let forms = Self {
+        let wqes = Self {
             block,
             layout,
             stride,
@@ -71,43 +71,41 @@ impl<R> WqeSlots<R> {
             request: core::marker::PhantomData,
         };
         for slot in 0..slots {
-            let form = forms.at(slot as u64);
+            let wqe = wqes.at(slot as u64);
             // SAFETY: the slot is in the block, which is ours and zero, a valid value of its
             // elements.
             unsafe {
-                (&raw mut (*form).wr).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*form).sge));
-                (*form).next_slot = forms.at(slot as u64 + 1);
-                (*form).buffers = ring.slots().add(slot).as_ptr();
+                (&raw mut (*wqe).wr).write(request(u64::from(key) << 32 | slot as u64, &raw mut (*wqe).sge));
+                (*wqe).next_slot = wqes.at(slot as u64 + 1);
+                (*wqe).buffers = ring.slots().add(slot).as_ptr();
             }
         }
-        forms
+        wqes
     }
 
-    /// The WQE slot of `position`.
     pub(crate) fn at(&self, position: u64) -> *mut WqeSlot<R> {
         let slot = position as usize & (self.slots - 1);
         self.block.as_ptr().wrapping_add(slot * self.stride).cast()
     }
 
-    /// The slot before `form`, cyclic.
     #[inline(always)]
-    pub(crate) fn previous(&self, form: *mut WqeSlot<R>) -> *mut WqeSlot<R> {
+    pub(crate) fn previous(&self, wqe: *mut WqeSlot<R>) -> *mut WqeSlot<R> {
         let first = self.block.as_ptr();
-        let from = if form.cast() == first {
+        let from = if wqe.cast() == first {
             first.wrapping_add(self.layout.size())
         } else {
-            form.cast()
+            wqe.cast()
         };
         from.wrapping_sub(self.stride).cast()
     }
 
     /// The number of slots from `first` up to `next`, exclusive: 0 if they are the same.
     pub(crate) fn distance(&self, first: *mut WqeSlot<R>, next: *mut WqeSlot<R>) -> u64 {
-        let slot = |form: *mut WqeSlot<R>| (form.addr() - self.block.addr().get()) / self.stride;
+        let slot = |wqe: *mut WqeSlot<R>| (wqe.addr() - self.block.addr().get()) / self.stride;
         (slot(next).wrapping_sub(slot(first)) & (self.slots - 1)) as u64
     }
 
-    /// The slot that holds `request`, if it is one of these.
+    /// The slot that holds this work request, if it is one of these.
     pub(crate) fn find(&self, request: *mut R) -> Option<*mut WqeSlot<R>> {
         let offset = request.addr().checked_sub(self.block.addr().get())?;
         (offset % self.stride == 0 && offset < self.layout.size()).then(|| self.at((offset / self.stride) as u64))

@@ -91,7 +91,7 @@ impl sealed::SendQueue for WorkRequests {
     #[inline(always)]
     unsafe fn write<O: Operation, P: Payload>(
         qp: QpHandle<'_>,
-        form: *mut WqeSlot<u64>,
+        wqe: *mut WqeSlot<u64>,
         _next: *mut WqeSlot<u64>,
         op: &O,
         payload: &P,
@@ -104,7 +104,7 @@ impl sealed::SendQueue for WorkRequests {
         // contract.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
-            (*extended).wr_id = (*form).wr;
+            (*extended).wr_id = (*wqe).wr;
             if flags != 0 {
                 (*extended).wr_flags = flags;
             }
@@ -119,7 +119,7 @@ impl sealed::SendQueue for WorkRequests {
     #[inline(always)]
     unsafe fn write_one<O: Operation, P: Payload>(
         qp: QpHandle<'_>,
-        form: *mut WqeSlot<u64>,
+        wqe: *mut WqeSlot<u64>,
         op: &O,
         payload: &P,
         flags: c_uint,
@@ -127,7 +127,7 @@ impl sealed::SendQueue for WorkRequests {
         // SAFETY: as in `write`.
         unsafe {
             let extended: *mut sys::ibv_qp_ex = qp.get().cast();
-            (*extended).wr_id = (*form).wr;
+            (*extended).wr_id = (*wqe).wr;
             (*extended).wr_flags = P::FLAGS | flags;
             op.call_wr(extended);
             payload.set_data(qp.get().cast());
