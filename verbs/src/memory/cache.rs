@@ -171,8 +171,8 @@ impl RegistrationCache {
     ///
     /// # Safety
     /// The bytes are initialised and mapped, and stay so until the buffer and all that was made
-    /// from it are evicted *and* [`invalidate`](Self::invalidate) was called for them (or the cache is
-    /// evicted). While the buffer lives, this process touches them through it alone; and peers may
+    /// from it are gone *and* [`invalidate`](Self::invalidate) was called for them (or the cache is
+    /// gone). While the buffer lives, this process touches them through it alone; and peers may
     /// while the cache holds them, if they have rights.
     ///
     /// # Errors
