@@ -44,7 +44,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
             link: &mut self.link,
             attr: zeroed_attr(),
             mask: 0,
-            refused: None,
+            error: None,
             transport: PhantomData,
         }
     }
@@ -103,14 +103,14 @@ pub struct Change<'q, T: Transport> {
     attr: sys::ibv_qp_attr,
     mask: sys::ibv_qp_attr_mask,
     /// Error of the first value out of range.
-    refused: Option<QueuePairError>,
+    error: Option<QueuePairError>,
     transport: PhantomData<T>,
 }
 
 impl<T: Transport> Change<'_, T> {
     fn bounded(mut self, what: &'static str, value: u8, max: u8) -> Self {
-        if value > max && self.refused.is_none() {
-            self.refused = Some(QueuePairError::Range {
+        if value > max && self.error.is_none() {
+            self.error = Some(QueuePairError::Range {
                 object: self.object.name(),
                 what,
                 requested: value,
@@ -135,8 +135,8 @@ impl<T: Transport> Change<'_, T> {
     /// is modified then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn apply(self) -> Result<(), QueuePairError> {
-        if let Some(refused) = self.refused {
-            return Err(refused);
+        if let Some(error) = self.error {
+            return Err(error);
         }
         self.object.modify(self.attr, self.mask, |error| match error.kind() {
             io::ErrorKind::Unsupported => vec!["the device cannot change this".to_owned()],
@@ -151,8 +151,8 @@ impl<T: Connected> Change<'_, T> {
     /// What the peer may do; replaces all rights. With UC only WRITE or nothing.
     #[doc(alias("IBV_QP_ACCESS_FLAGS", "qp_access_flags"))]
     pub fn rights(mut self, rights: RemoteRights) -> Self {
-        if T::KIND == TransportKind::Uc && (rights.read || rights.atomic) && self.refused.is_none() {
-            self.refused = Some(QueuePairError::NotOfTransport {
+        if T::KIND == TransportKind::Uc && (rights.read || rights.atomic) && self.error.is_none() {
+            self.error = Some(QueuePairError::NotOfTransport {
                 transport: T::KIND,
                 setting: "rights to READ or use atomics",
             });

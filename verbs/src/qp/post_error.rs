@@ -138,7 +138,7 @@ impl fmt::Display for RefusedBy {
 /// its own and later buffers come back; with [`WorkRequests`](crate::WorkRequests) none is posted,
 /// and all come back.
 #[derive(Debug, thiserror::Error)]
-#[error("{queue}: request {index} of the batch was refused: {reason}")]
+#[error("{queue}: request {index} of the batch was rejected: {reason}")]
 #[non_exhaustive]
 #[doc(alias = "bad_wr")]
 pub struct RefusedBatch {

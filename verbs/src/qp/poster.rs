@@ -203,11 +203,11 @@ impl<L: WorkQueue> Poster<L> {
         }
         // The provider does not report the rejected request, but there is only one.
         self.bad_wr = wqe.cast();
-        let mut refused = self.reclaim_unposted_one(result);
-        if let Reason::Device { verb: named, .. } = &mut refused.reason {
+        let mut rejected = self.reclaim_unposted_one(result);
+        if let Reason::Device { verb: named, .. } = &mut rejected.reason {
             *named = verb;
         }
-        Err(refused)
+        Err(rejected)
     }
 
     #[cold]
@@ -278,7 +278,7 @@ impl<L: WorkQueue> Poster<L> {
         let at = self.checkpoint - self.slots_left;
         let depth = self.ring.depth();
         let signal_at = self.signal_at;
-        let refusal = self.rejection.get_or_insert_with(|| {
+        let rejection = self.rejection.get_or_insert_with(|| {
             Box::new(Rejection {
                 reason: reason.unwrap_or(Reason::QueueFull { depth }),
                 at,
@@ -286,7 +286,7 @@ impl<L: WorkQueue> Poster<L> {
                 buffers: Vec::new(),
             })
         });
-        refusal.buffers.push(buffers);
+        rejection.buffers.push(buffers);
         // No request takes the fast path, nor is one signalled, until the rejection is returned.
         (self.checkpoint, self.slots_left, self.signal_at) = (at, 0, u64::MAX);
     }
@@ -297,15 +297,15 @@ impl<L: WorkQueue> Poster<L> {
     #[inline(never)]
     fn reject_batch(&mut self) -> Refused {
         let head = self.head();
-        let refusal = self.rejection.take().expect("refuse_next has left one");
-        let mut buffers = self.unstage(head, refusal.at);
-        buffers.extend(refusal.buffers);
-        self.signal_at = refusal.signal_at;
+        let rejection = self.rejection.take().expect("reject_next has left one");
+        let mut buffers = self.unstage(head, rejection.at);
+        buffers.extend(rejection.buffers);
+        self.signal_at = rejection.signal_at;
         self.rewind_to(head);
         Box::new(RefusedBatch {
             queue: RefusedBy::QueueOf(self.ring.qpn(), self.ring.queue()),
-            index: (refusal.at - head) as usize,
-            reason: refusal.reason,
+            index: (rejection.at - head) as usize,
+            reason: rejection.reason,
             posted: 0,
             buffers,
         })
@@ -446,8 +446,8 @@ impl<L: WorkQueue> Poster<L> {
         unsafe { L::abort(self.qp()) };
         let (head, next) = (self.head(), self.checkpoint - self.slots_left);
         drop(self.unstage(head, next));
-        if let Some(refusal) = self.rejection.take() {
-            self.signal_at = refusal.signal_at;
+        if let Some(rejection) = self.rejection.take() {
+            self.signal_at = rejection.signal_at;
         }
         self.rewind_to(head);
     }

@@ -11,7 +11,7 @@ use core::mem::{offset_of, size_of};
 use crate::api::Api;
 use crate::bindings::*;
 
-/// ibv_post_send(3): 0, or an errno value with `*bad_wr` at the request refused.
+/// ibv_post_send(3): 0, or an errno value with `*bad_wr` at the rejected request.
 ///
 /// # Safety
 /// `qp` is live; `wr` heads a well-formed list, whose memory (but for inline data) stays registered
@@ -23,7 +23,7 @@ pub unsafe fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
-/// ibv_post_recv(3): 0, or an errno value with `*bad_wr` at the request refused.
+/// ibv_post_recv(3): 0, or an errno value with `*bad_wr` at the rejected request.
 ///
 /// # Safety
 /// As for [`post_send`].
@@ -33,7 +33,7 @@ pub unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut
     unsafe { (*(*qp).context).ops.post_recv.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
-/// ibv_post_srq_recv(3): 0, or an errno value with `*bad_wr` at the request refused.
+/// ibv_post_srq_recv(3): 0, or an errno value with `*bad_wr` at the rejected request.
 ///
 /// # Safety
 /// `srq` is live; `wr` as for [`post_recv`].
