@@ -21,7 +21,7 @@ use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
 
 /// The producer of one work queue.
-// fields: the state of one post, on few cache lines; grouping would not change its layout or use
+// fields: one queue's state of posting, used on the fast path or at a checkpoint
 pub(crate) struct Poster<L: WorkQueue> {
     next: *mut WqeSlot<L::Wr>,
     /// Slots that may be filled before the checkpoint; `u64::MAX` after an attempt that found none.
@@ -61,7 +61,7 @@ struct Rejection {
 /// Selective signaling: which requests the library signals by itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SignalPolicy {
-    /// None: the queue pair signals every request (`sq_sig_all`).
+    /// None: every request has a completion (`sq_sig_all`, receives).
     None,
     /// At least one per half queue: when the queue is full, a completion is in flight that frees at
     /// least half of it.
