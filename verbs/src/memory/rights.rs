@@ -17,7 +17,7 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`](crate::Scratch) or
+/// The kind of a buffer: one of the [`Rights`], [`Frozen`], [`Scratch`] or
 /// [`Opaque`].
 pub trait Kind: Sealed + 'static {
     /// Identifies the kind where the type is erased.
