@@ -17,27 +17,27 @@ use super::transport::TransportKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "ibv_qp_state")]
-#[doc(alias(":Reset:", "IBV_QPS_RESET"))]
-#[doc(alias(":Init:", "IBV_QPS_INIT"))]
-#[doc(alias(":Rtr:", "IBV_QPS_RTR"))]
-#[doc(alias(":Rts:", "IBV_QPS_RTS"))]
-#[doc(alias(":Sqd:", "IBV_QPS_SQD"))]
-#[doc(alias(":Sqe:", "IBV_QPS_SQE"))]
-#[doc(alias(":Err:", "IBV_QPS_ERR"))]
 pub enum QpState {
     /// Just created: nothing can be posted.
+    #[doc(alias = "IBV_QPS_RESET")]
     Reset,
     /// Receives can be posted, nothing is processed.
+    #[doc(alias = "IBV_QPS_INIT")]
     Init,
     /// Ready to receive.
+    #[doc(alias = "IBV_QPS_RTR")]
     Rtr,
     /// Ready to send: in use.
+    #[doc(alias = "IBV_QPS_RTS")]
     Rts,
     /// Send queue drain: draining or drained.
+    #[doc(alias = "IBV_QPS_SQD")]
     Sqd,
     /// Send queue error (never with RC).
+    #[doc(alias = "IBV_QPS_SQE")]
     Sqe,
     /// Error: all requests complete as flushed.
+    #[doc(alias = "IBV_QPS_ERR")]
     Err,
     /// A value that the standard does not define.
     Unknown(u32),

@@ -14,8 +14,6 @@ use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias("ibv_qp_attr", "ibv_query_qp"))]
-#[doc(alias(":signal_all:", "sq_sig_all"))]
-#[doc(alias(":send_psn:", "sq_psn"))]
 pub struct QueuePairAttr {
     /// Its number.
     pub qpn: Qpn,
@@ -32,6 +30,7 @@ pub struct QueuePairAttr {
     /// The granted capacities: at least the requested ones.
     pub capacity: Capacity,
     /// Whether every send generates a completion.
+    #[doc(alias = "sq_sig_all")]
     pub signal_all: bool,
     /// The remote operations allowed, as far as keys grant them too. UD has none.
     pub rights: RemoteRights,
@@ -40,6 +39,7 @@ pub struct QueuePairAttr {
     /// The connection, from RTR on; UD has none.
     pub connection: Option<ConnectionAttr>,
     /// The PSN of its next packet, or of its first: devices differ.
+    #[doc(alias = "sq_psn")]
     pub send_psn: Psn,
 }
 
@@ -75,16 +75,16 @@ pub struct RemoteRights {
 /// A queue pair's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-#[doc(alias(":receive_psn:", "rq_psn"))]
-#[doc(alias(":peer:", "dest_qp_num"))]
 pub struct ConnectionAttr {
     /// The peer's queue pair.
+    #[doc(alias = "dest_qp_num")]
     pub peer: Qpn,
     /// The path to it.
     pub path: PathAttr,
     /// The path MTU; `None` for a value that the standard does not define.
     pub mtu: Option<Mtu>,
     /// The PSN of the packet expected next, or of the first: devices differ.
+    #[doc(alias = "rq_psn")]
     pub receive_psn: Psn,
     /// The state of automatic path migration.
     pub migration: PathMigration,
@@ -95,11 +95,11 @@ pub struct ConnectionAttr {
 /// Attributes of RC: acknowledgements, READs and atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-#[doc(alias(":retry_count:", "retry_cnt"))]
 pub struct ReliableAttr {
     /// The local ACK timeout: 4.096 µs · 2^`timeout`, 0 is infinite.
     pub timeout: u8,
     /// The retry count.
+    #[doc(alias = "retry_cnt")]
     pub retry_count: u8,
     /// The RNR retry count; 7 is infinite.
     pub rnr_retry: u8,
@@ -130,11 +130,11 @@ pub struct PathAttr {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_global_route")]
-#[doc(alias(":source_index:", "sgid_index"))]
 pub struct GlobalPath {
     /// The peer's GID.
     pub gid: Gid,
     /// The local GID index (`sgid_index`).
+    #[doc(alias = "sgid_index")]
     pub source_index: u8,
     /// The hop limit.
     pub hop_limit: u8,
@@ -148,15 +148,15 @@ pub struct GlobalPath {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_mig_state")]
-#[doc(alias(":Migrated:", "IBV_MIG_MIGRATED"))]
-#[doc(alias(":Rearm:", "IBV_MIG_REARM"))]
-#[doc(alias(":Armed:", "IBV_MIG_ARMED"))]
 pub enum PathMigration {
     /// It uses the primary path; the alternate path is not in use.
+    #[doc(alias = "IBV_MIG_MIGRATED")]
     Migrated,
     /// An alternate path was set; both ends are to load it.
+    #[doc(alias = "IBV_MIG_REARM")]
     Rearm,
     /// Both ends are ready to fail over to the alternate path.
+    #[doc(alias = "IBV_MIG_ARMED")]
     Armed,
     /// A value that the standard does not define.
     Unknown(u32),

@@ -13,15 +13,15 @@ use crate::types::{Gid, Lid, Mtu, QKey};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "ibv_qp_type")]
-#[doc(alias(":Rc:", "IBV_QPT_RC"))]
-#[doc(alias(":Uc:", "IBV_QPT_UC"))]
-#[doc(alias(":Ud:", "IBV_QPT_UD"))]
 pub enum TransportKind {
     /// Reliable connection: see [`Rc`].
+    #[doc(alias = "IBV_QPT_RC")]
     Rc,
     /// Unreliable connection: see [`Uc`].
+    #[doc(alias = "IBV_QPT_UC")]
     Uc,
     /// Unreliable datagram: see [`Ud`].
+    #[doc(alias = "IBV_QPT_UD")]
     Ud,
 }
 

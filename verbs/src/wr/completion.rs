@@ -13,31 +13,30 @@ use crate::types::{Qpn, RKey};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_wc_opcode")]
-#[doc(alias(":Send:", "IBV_WC_SEND"))]
-#[doc(alias(":Write:", "IBV_WC_RDMA_WRITE"))]
-#[doc(alias(":Read:", "IBV_WC_RDMA_READ"))]
-#[doc(alias(":CompareSwap:", "IBV_WC_COMP_SWAP"))]
-#[doc(alias(":FetchAdd:", "IBV_WC_FETCH_ADD"))]
-#[doc(alias(":Bind:", "IBV_WC_BIND_MW"))]
-#[doc(alias(":Invalidate:", "IBV_WC_LOCAL_INV"))]
-#[doc(alias(":Receive:", "IBV_WC_RECV"))]
-#[doc(alias(":ReceiveWrite:", "IBV_WC_RECV_RDMA_WITH_IMM"))]
 pub enum Success {
     /// The peer has received the message.
+    #[doc(alias = "IBV_WC_SEND")]
     Send,
     /// The peer's device has the data.
+    #[doc(alias = "IBV_WC_RDMA_WRITE")]
     Write,
     /// The data is in the request's buffers.
+    #[doc(alias = "IBV_WC_RDMA_READ")]
     Read,
     /// The old value is in the request's word.
+    #[doc(alias = "IBV_WC_COMP_SWAP")]
     CompareSwap,
     /// The old value is in the request's word.
+    #[doc(alias = "IBV_WC_FETCH_ADD")]
     FetchAdd,
     /// The window is bound: see [`Completion::take_bound_window`].
+    #[doc(alias = "IBV_WC_BIND_MW")]
     Bind,
     /// The window's key is invalid now: see [`Completion::take_window`].
+    #[doc(alias = "IBV_WC_LOCAL_INV")]
     Invalidate,
     /// A message has arrived in the request's buffers.
+    #[doc(alias = "IBV_WC_RECV")]
     Receive {
         /// Its length in bytes; of a datagram with its GRH (see [`Completion::datagram`]).
         len: u32,
@@ -45,6 +44,7 @@ pub enum Success {
         imm: Option<u32>,
     },
     /// A peer's RDMA WRITE with immediate data has consumed the receive; its buffers are untouched.
+    #[doc(alias = "IBV_WC_RECV_RDMA_WITH_IMM")]
     ReceiveWrite {
         /// The length of the data written, in bytes.
         len: u32,

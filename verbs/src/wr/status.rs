@@ -165,11 +165,11 @@ fn vendor_suffix(code: u32) -> String {
 #[error("{queue:?} request {sequence} of queue pair {qpn}: {status}{}: {}", vendor_suffix(*.vendor_error), .status.advice())]
 #[non_exhaustive]
 #[doc(alias = "ibv_wc")]
-#[doc(alias(":vendor_error|CompletionError::vendor_error:", "vendor_err"))]
 pub struct Failure {
     /// Why.
     pub status: Status,
     /// The device's own code (`vendor_err`).
+    #[doc(alias = "vendor_err")]
     pub vendor_error: u32,
     /// The queue pair.
     pub qpn: Qpn,
