@@ -118,7 +118,7 @@ fn values_beyond_their_range_are_refused_here() {
         error,
         QueuePairError::Range {
             what: "min_rnr_timer",
-            asked: 32,
+            requested: 32,
             max: 31,
             ..
         }

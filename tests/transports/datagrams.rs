@@ -106,7 +106,7 @@ fn what_cannot_be_a_datagram_is_refused_before_it_is_posted() {
     assert_eq!(
         refused.to_string(),
         format!(
-            "send queue of queue pair {}: request 0 of the batch was refused: 257 bytes in one datagram, the MTU here or at its destination is 256: send several",
+            "send queue of queue pair {}: request 0 of the batch was rejected: 257 bytes in one datagram, the MTU here or at its destination is 256: send several",
             qp.qpn()
         )
     );

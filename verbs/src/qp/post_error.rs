@@ -1,4 +1,4 @@
-//! A batch that was not posted, or not all of it: which request, why, and the buffers back.
+//! The error of posting: which request was rejected, why, and the buffers back.
 
 use core::fmt;
 use std::io;
@@ -9,17 +9,19 @@ use crate::memory::{BoundWindow, Buffers, Key, MemoryWindow, WindowType};
 use crate::srq::SrqId;
 use crate::types::Qpn;
 
-/// Why a request was refused (ibv_post_send(3)).
+/// Why a request was rejected (ibv_post_send(3)).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[doc(alias = "ibv_post_send")]
 pub enum Reason {
-    /// The queue is full: poll its completion queue, and post when completions have freed slots.
+    /// The queue is full: poll its completion queue, and post again when completions have freed
+    /// slots.
     #[error("the queue is full: {depth} requests are in flight or in this batch; poll its completion queue first")]
     QueueFull {
-        /// How many the queue holds.
+        /// The queue's depth.
         depth: u32,
     },
-    /// The message is longer than the peer's memory named.
+    /// The message is longer than the remote range.
     #[error(
         "{len} bytes do not fit the {remote} bytes of remote memory named: send less, or have the peer register more"
     )]
@@ -29,21 +31,21 @@ pub enum Reason {
         /// The remote range's length in bytes.
         remote: u64,
     },
-    /// More inline data than the queue pair takes.
-    #[error("{len} bytes inline, this queue pair takes {max}: ask for more with max_inline, or send from a buffer")]
+    /// More inline data than `max_inline_data` of the queue pair.
+    #[error("{len} bytes inline, this queue pair takes {max}: raise max_inline in the builder, or send from a buffer")]
     InlineTooLong {
         /// The data's length in bytes.
         len: usize,
         /// The queue pair's limit in bytes.
         max: u32,
     },
-    /// More scatter-gather elements than the queue pair takes.
+    /// More scatter-gather elements than the queue pair allows.
     #[error(
-        "{asked} buffers in one request, this queue pair takes {max}: ask for more with max_send_sge or max_recv_sge"
+        "{requested} buffers in one request, this queue pair takes {max}: raise max_send_sge or max_recv_sge in the builder"
     )]
     TooManyBuffers {
         /// How many were given.
-        asked: usize,
+        requested: usize,
         /// The queue pair's limit.
         max: u32,
     },
@@ -53,7 +55,7 @@ pub enum Reason {
         /// The message's length in bytes.
         len: u64,
     },
-    /// A receive of a UD queue pair without room for the header in front of every datagram.
+    /// A receive of a UD queue pair without space for the GRH before every datagram.
     #[error(
         "{len} bytes to receive a datagram in, of which {GRH_BYTES} are its header's: make each receive GRH_BYTES longer than the longest message"
     )]
@@ -69,15 +71,15 @@ pub enum Reason {
         /// The longest possible, in bytes.
         max: u32,
     },
-    /// The address handle is of another protection domain, or another port, than the queue pair.
+    /// The address handle is of another protection domain or port than the queue pair.
     #[error(
         "the address handle is of another protection domain or port than the queue pair: make it of the same ProtectionDomain, for the port of the builder"
     )]
     ForeignAddressHandle,
-    /// The device has no such operation.
+    /// The device does not support the operation.
     #[error("the device has no such operation (for atomics, see DeviceAttr::atomics)")]
     Unsupported,
-    /// The memory window went with the queue pair that it was bound by.
+    /// The memory window was deallocated with the queue pair that had bound it.
     #[error("the memory window is gone with the queue pair that bound it: make another one")]
     WindowGone,
     /// The memory window is of another protection domain than the memory.
@@ -88,12 +90,12 @@ pub enum Reason {
     /// A memory window over no bytes.
     #[error("a memory window was to be bound to no bytes: bind it to one at least, or drop it")]
     EmptyWindow,
-    /// The device refused.
+    /// The device rejected it.
     #[error("{verb}: {error}; {}", advice(.error))]
     Device {
         /// The verb: ibv_post_send, ibv_post_recv, ibv_post_srq_recv or ibv_wr_complete.
         verb: &'static str,
-        /// What the library said.
+        /// The provider's error.
         #[source]
         error: io::Error,
     },
@@ -109,11 +111,11 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// What a refused batch was posted to.
+/// The queue that a rejected batch was posted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefusedBy {
-    /// One of the two queues of this queue pair.
+    /// A work queue of this queue pair.
     QueueOf(Qpn, Queue),
     /// This shared receive queue.
     Shared(SrqId),
@@ -129,36 +131,41 @@ impl fmt::Display for RefusedBy {
     }
 }
 
-/// A refused batch.
+/// A rejected batch (`bad_wr`).
 ///
-/// If the request was refused here, nothing was posted, and all the batch's buffers are in [`buffers`](Self::buffers). If the device refused it, those before
-/// it are posted, and its own and later ones come back; by [`WorkRequests`](crate::WorkRequests) none is posted, and all come back.
+/// If the request was rejected by this library, nothing was posted, and all the batch's buffers are
+/// in [`buffers`](Self::buffers). If the device rejected it, the requests before it are posted, and
+/// its own and later buffers come back; with [`WorkRequests`](crate::WorkRequests) none is posted,
+/// and all come back.
 #[derive(Debug, thiserror::Error)]
-#[error("{queue}: request {index} of the batch was refused: {reason}")]
+#[error("{queue}: request {index} of the batch was rejected: {reason}")]
 #[non_exhaustive]
+#[doc(alias = "bad_wr")]
 pub struct RefusedBatch {
-    /// What it was posted to.
+    /// The queue.
     pub queue: RefusedBy,
-    /// Which request of the batch, from 0.
+    /// Index of the rejected request in the batch.
     pub index: usize,
-    /// Why.
+    /// The reason.
     #[source]
     pub reason: Reason,
-    /// How many of the batch are posted all the same.
+    /// How many requests of the batch are posted nevertheless.
     pub posted: usize,
-    /// The buffers of each request that was not posted, in order, beginning with request number [`posted`](Self::posted).
+    /// The buffers of each request that was not posted, in order, from request number
+    /// [`posted`](Self::posted).
     pub buffers: Vec<Buffers>,
 }
 
 impl RefusedBatch {
-    /// Takes the first memory window of this type, not taken yet, that one of the requests not posted was to bind.
+    /// Takes the next memory window of this type that an unposted request was to bind.
     pub fn take_window<T: WindowType>(&mut self) -> Option<MemoryWindow<T>> {
         self.buffers
             .iter_mut()
             .find_map(|buffers| MemoryWindow::take(buffers, false))
     }
 
-    /// Takes the first memory window of this type and these rights, not taken yet and bound still, that one of the requests not posted was to unbind.
+    /// Takes the next bound memory window of this type and these rights that an unposted request
+    /// was to unbind.
     pub fn take_bound_window<K: Key, T: WindowType>(&mut self) -> Option<BoundWindow<K, T>> {
         self.buffers
             .iter_mut()
@@ -166,5 +173,6 @@ impl RefusedBatch {
     }
 }
 
-/// What posting returns when it was refused: a [`RefusedBatch`], boxed to keep the usual return small.
+/// The error of posting: a [`RefusedBatch`], boxed to keep the usual return value small.
+#[doc(alias = "bad_wr")]
 pub type Refused = Box<RefusedBatch>;

@@ -1,4 +1,5 @@
-//! Changing a queue pair in use: its attributes, as far as its state allows (the table in `attributes`), and the drained state that allows most.
+//! Modifying a queue pair in use: its attributes, as far as its state allows (the table in
+//! `attributes`), and the SQD state, which allows most of them.
 
 use core::marker::PhantomData;
 use std::io;
@@ -8,50 +9,58 @@ use doorbell_verbs_sys as sys;
 use super::attributes::QpState;
 use super::backend::Backend;
 use super::connected::QueuePair;
-use super::object::{QpObject, no_attributes};
+use super::object::{QpObject, zeroed_attr};
 use super::query::{PathAttr, PathMigration, QueuePairAttr, RemoteRights};
 use super::transport::{Connected, Reliable, Transport, TransportKind, Ud};
 use crate::error::QueuePairError;
 use crate::types::QKey;
 
 impl<T: Transport, B: Backend> QueuePair<T, B> {
-    /// The state it is in (ibv_query_qp(3)): the device may enter ERR, or with UC and UD SQE, by itself.
+    /// The current state (ibv_query_qp(3)): the device may enter ERR, or with UC and UD SQE, by
+    /// itself.
     ///
     /// # Errors
-    /// When the device cannot be asked.
+    /// When the query fails.
+    #[doc(alias("ibv_qp_state", "IBV_QP_STATE"))]
     pub fn state(&self) -> Result<QpState, QueuePairError> {
         self.object.state()
     }
 
-    /// All that the device says of it (ibv_query_qp(3)).
+    /// All attributes (ibv_query_qp(3)).
     ///
     /// # Errors
-    /// When the device cannot be asked.
+    /// When the query fails.
+    #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttr, QueuePairError> {
         self.object.query()
     }
 
-    /// Begins a change of its attributes, which [`apply`](Change::apply) makes: `qp.change().min_rnr_timer(14).apply()?`.
+    /// Starts a change of attributes, which [`apply`](Change::apply) carries out:
+    /// `qp.change().min_rnr_timer(14).apply()?` (ibv_modify_qp(3)).
+    #[doc(alias = "ibv_modify_qp")]
     pub fn change(&mut self) -> Change<'_, T> {
         Change {
             object: &self.object,
             link: &mut self.link,
-            attr: no_attributes(),
+            attr: zeroed_attr(),
             mask: 0,
-            refused: None,
+            error: None,
             transport: PhantomData,
         }
     }
 
-    /// Has the send queue finish what was begun and begin nothing more: RTS to SQD (IBTA vol 1, 10.3.1.5). Requests may be posted meanwhile, and wait. Once it is
-    /// drained, which [`SendQueueDrained`](crate::QueuePairEvent::SendQueueDrained) tells, most attributes may be changed; [`resume`](Self::resume) ends it.
+    /// Drains the send queue: RTS to SQD (IBTA vol 1, 10.3.1.5). Requests in progress finish,
+    /// requests posted meanwhile wait. Once
+    /// [`SendQueueDrained`](crate::QueuePairEvent::SendQueueDrained) is reported, most attributes
+    /// may be modified; [`resume`](Self::resume) returns to RTS.
     ///
     /// # Errors
-    /// When it is not in RTS, or the device cannot drain.
+    /// When it is not in RTS, or the device does not support SQD.
+    #[doc(alias("IBV_QPS_SQD", "SQD"))]
     pub fn drain(&mut self) -> Result<(), QueuePairError> {
-        let mut attr = no_attributes();
+        let mut attr = zeroed_attr();
         attr.en_sqd_async_notify = 1;
-        self.object.modify(
+        self.object.transition(
             (QpState::Rts, QpState::Sqd),
             attr,
             sys::IBV_QP_EN_SQD_ASYNC_NOTIFY,
@@ -59,82 +68,91 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         )
     }
 
-    /// Goes on sending after [`drain`](Self::drain), once it is drained; and with UC and UD after the failure of a send, which took it to SQE: to RTS.
+    /// Returns to RTS: after [`drain`](Self::drain), once drained; with UC and UD also from SQE,
+    /// which a failed send has caused.
     ///
     /// # Errors
     /// When it is in another state, or still draining.
+    #[doc(alias = "IBV_QPS_RTS")]
     pub fn resume(&mut self) -> Result<(), QueuePairError> {
         let from = self.state()?;
-        self.object.modify((from, QpState::Rts), no_attributes(), 0, |_| {
-            self.object.draining_note()
-        })
+        self.object
+            .transition((from, QpState::Rts), zeroed_attr(), 0, |_| self.object.draining_note())
     }
 
-    /// Takes it to the error state: all that is in flight completes, as [`Flushed`](crate::Status::Flushed) unless it was done.
+    /// Moves it to ERR: all requests in flight complete, as [`Flushed`](crate::Status::Flushed)
+    /// unless they were already done.
     ///
     /// # Errors
     /// When the device refuses.
+    #[doc(alias = "IBV_QPS_ERR")]
     pub fn flush(&mut self) -> Result<(), QueuePairError> {
         self.object
-            .modify((QpState::Rts, QpState::Err), no_attributes(), 0, |_| Vec::new())
+            .transition((QpState::Rts, QpState::Err), zeroed_attr(), 0, |_| Vec::new())
     }
 }
 
-/// A change of a queue pair's attributes (ibv_modify_qp(3)): made by [`QueuePair::change`], told what to change, and applied in one call. What may be changed depends on
-/// the state: in RTS a little, after [`drain`](QueuePair::drain) most. A refusal says which attribute is the wrong one.
+/// A change of a queue pair's attributes (ibv_modify_qp(3)), built by [`QueuePair::change`] and
+/// applied in one call. The state decides what may be modified: in RTS a little, after
+/// [`drain`](QueuePair::drain) most. An error names the attribute that is not allowed.
 #[must_use = "a change does nothing until apply() is called"]
+#[doc(alias("ibv_modify_qp", "ibv_qp_attr", "ibv_qp_attr_mask"))]
 pub struct Change<'q, T: Transport> {
     object: &'q QpObject,
     link: &'q mut T::Link,
     attr: sys::ibv_qp_attr,
     mask: sys::ibv_qp_attr_mask,
-    /// What is wrong with the first value that cannot be.
-    refused: Option<QueuePairError>,
+    /// Error of the first value out of range.
+    error: Option<QueuePairError>,
     transport: PhantomData<T>,
 }
 
 impl<T: Transport> Change<'_, T> {
     fn bounded(mut self, what: &'static str, value: u8, max: u8) -> Self {
-        if value > max && self.refused.is_none() {
-            self.refused = Some(QueuePairError::Range {
+        if value > max && self.error.is_none() {
+            self.error = Some(QueuePairError::Range {
                 object: self.object.name(),
                 what,
-                asked: value,
+                requested: value,
                 max,
             });
         }
         self
     }
 
-    /// The index of its partition key; when drained.
+    /// The index of its P_Key; in SQD only.
+    #[doc(alias = "IBV_QP_PKEY_INDEX")]
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.attr.pkey_index = index;
         self.mask |= sys::IBV_QP_PKEY_INDEX;
         self
     }
 
-    /// Makes the change.
+    /// Applies the change.
     ///
     /// # Errors
-    /// When a value is beyond its range, or the state does not allow the change, or the device does not. Nothing is changed then.
+    /// When a value is out of range, or the state or the device does not allow the change. Nothing
+    /// is modified then.
+    #[doc(alias = "ibv_modify_qp")]
     pub fn apply(self) -> Result<(), QueuePairError> {
-        if let Some(refused) = self.refused {
-            return Err(refused);
+        if let Some(error) = self.error {
+            return Err(error);
         }
-        self.object.change(self.attr, self.mask, |error| match error.kind() {
+        self.object.modify(self.attr, self.mask, |error| match error.kind() {
             io::ErrorKind::Unsupported => vec!["the device cannot change this".to_owned()],
             _ => self.object.draining_note(),
         })?;
-        T::changed(self.link, &self.attr, self.mask);
+        T::apply(self.link, &self.attr, self.mask);
         Ok(())
     }
 }
 
 impl<T: Connected> Change<'_, T> {
-    /// What the peer may do; all of it is replaced. With UC that is to WRITE, or nothing.
+    /// What the peer may do; replaces all rights. With UC only WRITE or nothing.
+    #[doc(alias("IBV_QP_ACCESS_FLAGS", "qp_access_flags"))]
     pub fn rights(mut self, rights: RemoteRights) -> Self {
-        if T::KIND == TransportKind::Uc && (rights.read || rights.atomic) && self.refused.is_none() {
-            self.refused = Some(QueuePairError::NotOfTransport {
+        if T::KIND == TransportKind::Uc && (rights.read || rights.atomic) && self.error.is_none() {
+            self.error = Some(QueuePairError::NotOfTransport {
                 transport: T::KIND,
                 setting: "rights to READ or use atomics",
             });
@@ -144,15 +162,17 @@ impl<T: Connected> Change<'_, T> {
         self
     }
 
-    /// The way to the peer; when drained. Made from what [`query`](QueuePair::query) gives.
+    /// The path to the peer; in SQD only. Made from the result of [`query`](QueuePair::query).
+    #[doc(alias("IBV_QP_AV", "ah_attr"))]
     pub fn path(mut self, path: PathAttr) -> Self {
         self.attr.ah_attr = path.to_sys();
         self.mask |= sys::IBV_QP_AV;
         self
     }
 
-    /// Another way to the peer, to go over to when the first fails, with the index of its partition key, and with RC the timeout on it (IBTA vol 1, 17.2.8). Few devices
-    /// have this; RoCE has not.
+    /// An alternate path to the peer for automatic path migration (APM), with its P_Key index, and
+    /// with RC its local ACK timeout (IBTA vol 1, 17.2.8). Few devices support it; RoCE does not.
+    #[doc(alias("IBV_QP_ALT_PATH", "alt_ah_attr"))]
     pub fn alternate_path(mut self, path: PathAttr, pkey_index: u16, timeout: u8) -> Self {
         self.attr.alt_ah_attr = path.to_sys();
         self.attr.alt_port_num = path.port;
@@ -162,7 +182,9 @@ impl<T: Connected> Change<'_, T> {
         self.bounded("the alternate path's timeout", timeout, MAX_5_BITS)
     }
 
-    /// Where it is to stand with its alternate path: [`Rearm`](PathMigration::Rearm) after giving one, [`Migrated`](PathMigration::Migrated) to go over to it now.
+    /// The path migration state: [`Rearm`](PathMigration::Rearm) after setting an alternate path,
+    /// [`Migrated`](PathMigration::Migrated) to fail over to it now.
+    #[doc(alias("IBV_QP_PATH_MIG_STATE", "path_mig_state"))]
     pub fn migration(mut self, state: PathMigration) -> Self {
         self.attr.path_mig_state = state.to_sys();
         self.mask |= sys::IBV_QP_PATH_MIG_STATE;
@@ -170,41 +192,47 @@ impl<T: Connected> Change<'_, T> {
     }
 }
 
-/// The highest value of a field of five bits, such as a timeout's.
+/// The highest value of a 5-bit field, such as a timeout.
 const MAX_5_BITS: u8 = 31;
-/// The highest value of a field of three bits, such as a number of retries.
+/// The highest value of a 3-bit field, such as a retry count.
 const MAX_3_BITS: u8 = 7;
 
 impl<T: Reliable> Change<'_, T> {
     /// As [`QueuePairBuilder::min_rnr_timer`](crate::QueuePairBuilder::min_rnr_timer).
+    #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.attr.min_rnr_timer = code;
         self.mask |= sys::IBV_QP_MIN_RNR_TIMER;
         self.bounded("min_rnr_timer", code, MAX_5_BITS)
     }
 
-    /// As [`QueuePairBuilder::timeout`](crate::QueuePairBuilder::timeout); when drained.
+    /// As [`QueuePairBuilder::timeout`](crate::QueuePairBuilder::timeout); in SQD only.
+    #[doc(alias = "IBV_QP_TIMEOUT")]
     pub fn timeout(mut self, exponent: u8) -> Self {
         self.attr.timeout = exponent;
         self.mask |= sys::IBV_QP_TIMEOUT;
         self.bounded("timeout", exponent, MAX_5_BITS)
     }
 
-    /// As [`QueuePairBuilder::retry_count`](crate::QueuePairBuilder::retry_count); when drained.
+    /// As [`QueuePairBuilder::retry_count`](crate::QueuePairBuilder::retry_count); in SQD only.
+    #[doc(alias("IBV_QP_RETRY_CNT", "retry_cnt"))]
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.attr.retry_cnt = retries;
         self.mask |= sys::IBV_QP_RETRY_CNT;
         self.bounded("retry_count", retries, MAX_3_BITS)
     }
 
-    /// As [`QueuePairBuilder::rnr_retry`](crate::QueuePairBuilder::rnr_retry); when drained.
+    /// As [`QueuePairBuilder::rnr_retry`](crate::QueuePairBuilder::rnr_retry); in SQD only.
+    #[doc(alias = "IBV_QP_RNR_RETRY")]
     pub fn rnr_retry(mut self, retries: u8) -> Self {
         self.attr.rnr_retry = retries;
         self.mask |= sys::IBV_QP_RNR_RETRY;
         self.bounded("rnr_retry", retries, MAX_3_BITS)
     }
 
-    /// How many READs and atomics to have outstanding, no more than the peer serves; when drained.
+    /// The READs and atomics to have outstanding as requester, at most what the peer serves; in SQD
+    /// only.
+    #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
     pub fn initiator_depth(mut self, requests: u8) -> Self {
         self.attr.max_rd_atomic = requests;
         self.mask |= sys::IBV_QP_MAX_QP_RD_ATOMIC;
@@ -212,7 +240,8 @@ impl<T: Reliable> Change<'_, T> {
         self.bounded("initiator_depth", requests, max)
     }
 
-    /// How many of the peer's READs and atomics to serve at once; when drained.
+    /// The READs and atomics to serve at once as responder; in SQD only.
+    #[doc(alias = "IBV_QP_MAX_DEST_RD_ATOMIC")]
     pub fn responder_resources(mut self, requests: u8) -> Self {
         self.attr.max_dest_rd_atomic = requests;
         self.mask |= sys::IBV_QP_MAX_DEST_RD_ATOMIC;
@@ -222,7 +251,8 @@ impl<T: Reliable> Change<'_, T> {
 }
 
 impl Change<'_, Ud> {
-    /// The key that datagrams must carry from now on.
+    /// The Q_Key that datagrams must carry from now on.
+    #[doc(alias = "IBV_QP_QKEY")]
     pub fn qkey(mut self, qkey: QKey) -> Self {
         self.attr.qkey = qkey.0;
         self.mask |= sys::IBV_QP_QKEY;
