@@ -5,7 +5,7 @@ use core::ops::RangeBounds;
 
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Foreign, Memory, Owner, Span};
 
-/// Memory of a GPU. Handles are cloned freely; it is freed, or let go of, when the last is dropped and neither work of the GPU nor an adapter uses it.
+/// Memory of a GPU. Handles are reference-counted; it is freed, or let go of, when the last is dropped and neither work of the GPU nor an adapter uses it.
 #[derive(Clone)]
 pub struct GpuMemory {
     kind: Kind,

@@ -49,7 +49,7 @@ impl Flush {
     /// What memory registered so needs.
     ///
     /// # Errors
-    /// What the driver says of the GPU.
+    /// The driver's error of the GPU.
     pub fn needed(region: &GpuRegion, scope: Scope) -> Result<Self, doorbell_cuda::Error> {
         match region.path() {
             Path::DeviceCopy | Path::Staged => Ok(Self::Copied),
@@ -60,7 +60,7 @@ impl Flush {
     /// What a GPU needs whose memory an adapter writes over the bus.
     ///
     /// # Errors
-    /// What the driver says of the GPU.
+    /// The driver's error of the GPU.
     pub fn of(device: doorbell_cuda::Device, scope: Scope) -> Result<Self, doorbell_cuda::Error> {
         Ok(if device.writes_ordering()? >= scope.ordering() {
             Self::InOrder
@@ -142,7 +142,7 @@ impl Arrivals {
     /// nothing is needed; a flush is waited for; the copy from a mirror is put into the stream.
     ///
     /// # Errors
-    /// What the GPU's driver says, or the device of a READ.
+    /// The CUDA driver's error, or the device of a READ.
     pub fn publish(&mut self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<(), Error> {
         match &mut self.by {
             By::Nothing => {}

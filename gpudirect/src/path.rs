@@ -92,7 +92,7 @@ pub enum Refusal {
         name: &'static str,
         /// Its number there.
         number: i32,
-        /// What the driver says.
+        /// The driver's error.
         value: i32,
     },
     /// The memory was not made for it.

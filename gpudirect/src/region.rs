@@ -52,7 +52,7 @@ impl<R: Exposed> GpuBuffer<R> {
     }
 }
 
-/// How GPU memory was registered, and what that asks for before its bytes are sent and after they have arrived. Handles are cloned freely; each keeps the memory.
+/// How GPU memory was registered, and what that asks for before its bytes are sent and after they have arrived. Handles are reference-counted; each keeps the memory.
 #[derive(Clone)]
 pub struct GpuRegion(Arc<Inner>);
 
@@ -115,7 +115,7 @@ impl GpuRegion {
     /// A direct path only waits for that work. A mirror is copied to, part by part, so that the first can be on its way while the others are copied.
     ///
     /// # Errors
-    /// What the GPU's driver says; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
+    /// The CUDA driver's error; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
     pub fn push(&self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<Transfer, doorbell_cuda::Error> {
         let memory = self.0.memory.span(range)?;
         let offset = (memory.device_ptr().0 - self.0.memory.device_ptr().0) as usize;
@@ -132,7 +132,7 @@ impl GpuRegion {
     /// here. For what else it may need see [`Arrivals`](crate::Arrivals).
     ///
     /// # Errors
-    /// What the GPU's driver says; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
+    /// The CUDA driver's error; [`OutOfBounds`](doorbell_cuda::Error::OutOfBounds).
     pub fn pull(&self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<Transfer, doorbell_cuda::Error> {
         let memory = self.0.memory.span(range)?;
         let offset = (memory.device_ptr().0 - self.0.memory.device_ptr().0) as usize;

@@ -29,7 +29,7 @@ impl Survey {
 /// Tries every path from the device of `pd` to some memory of the GPU of `context`, whatever the environment forces.
 ///
 /// # Errors
-/// What the GPU's driver says, where it has no memory to try with.
+/// The CUDA driver's error, where it has no memory to try with.
 pub fn survey(pd: &ProtectionDomain, context: &Context) -> Result<Survey, Error> {
     const BYTES: usize = 64 << 10;
     let memory = GpuMemory::alloc(context, BYTES)?;

@@ -13,7 +13,7 @@ use doorbell_verbs::{Memory, MemoryError};
 /// What a word takes.
 pub(crate) const WORD: usize = size_of::<u64>();
 
-/// Memory that begins at a page boundary, zero at first, as words. Handles are cloned freely.
+/// Memory that begins at a page boundary, zero at first, as words. Handles are reference-counted.
 #[derive(Clone)]
 pub(crate) struct Words {
     first: NonNull<AtomicU64>,
@@ -39,7 +39,7 @@ impl Words {
     /// So many words, which kernels and streams reach, too.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub(crate) fn pinned(context: &Context, count: usize) -> Result<Self, doorbell_cuda::Error> {
         let memory = HostMemory::alloc(context, count.max(1) * WORD)?;
         Ok(Self {
@@ -85,7 +85,7 @@ impl Words {
     /// Has devices of CUDA reach it too.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub(crate) fn pin(&mut self, context: &Context) -> Result<(), doorbell_cuda::Error> {
         if self.pinned.is_none() {
             // SAFETY: the memory stays until the owner is dropped, and all that is done to it here is done by atomics.

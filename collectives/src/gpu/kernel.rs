@@ -108,7 +108,7 @@ impl KernelExecutor {
     /// device then.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn prepare(&self, stream: &Stream, function: Function, lines: bool) -> Result<(), GpuError> {
         let kernel = self.kernel(function, lines)?;
         // SAFETY: the kernel's only argument is this struct, by which it has nothing to do.

@@ -269,7 +269,7 @@ impl SmallExecutor {
     /// Loads the kernel of a function: before a stream is captured, and before anything of the device waits for another rank. A driver may put off loading to the first launch, which waits for all of the device then.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn prepare(&self, function: Function) -> Result<(), GpuError> {
         self.kernel(function).map(|_| ())
     }

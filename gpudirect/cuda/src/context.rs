@@ -1,7 +1,9 @@
-//! Contexts: what a process has of a device.
+//! CUDA contexts.
 //!
-//! CUDA's functions work on the context that is current for the calling thread. Nobody who uses this crate need know: every call enters its context and leaves it as it
-//! found it, so that a thread of PyTorch's keeps its own. Where the context is current already that costs one look; [`Context::make_current`] makes it so for a thread.
+//! The driver API works on the calling thread's current context. Every call of this crate pushes
+//! its context and restores the previous one, so a PyTorch thread keeps its own. If the context is
+//! already current this costs one `cuCtxGetCurrent`; [`Context::make_current`] makes it so for a
+//! thread.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -14,7 +16,7 @@ use crate::error::Error;
 use crate::resource::Graves;
 use crate::sys::{self, RawContext, status};
 
-/// The primary context of a device, held as long as anything made in it.
+/// The primary context of a device, retained as long as anything made in it exists.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
@@ -24,7 +26,7 @@ struct Inner {
     graves: Graves,
 }
 
-// SAFETY: CUDA's contexts may be used by any thread, and the pointer is never followed here.
+// SAFETY: any thread may use a CUDA context, and this crate never dereferences the pointer.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -33,7 +35,7 @@ impl Context {
     pub(crate) fn primary(device: Device) -> Result<Self, Error> {
         let driver = device.driver();
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a CUcontext of ours.
+        // SAFETY: the pointer is to a local CUcontext.
         let answer = unsafe { (driver.table().primary_ctx_retain)(&raw mut raw, device.raw()) };
         driver.check(answer, "cuDevicePrimaryCtxRetain", format_args!("{device}"))?;
         Ok(Self(Arc::new(Inner {
@@ -43,13 +45,13 @@ impl Context {
         })))
     }
 
-    /// The device it is of.
+    /// Its device.
     #[must_use]
     pub fn device(&self) -> Device {
         self.0.device
     }
 
-    /// The driver it is of.
+    /// Its driver.
     #[must_use]
     pub fn driver(&self) -> Driver {
         self.0.device.driver()
@@ -63,10 +65,11 @@ impl Context {
         &self.0.graves
     }
 
-    /// Makes it the current context of the calling thread, for good. Never needed; it makes each later call of this thread a little quicker.
+    /// Makes it the calling thread's current context permanently. Optional: it makes later calls of
+    /// this thread slightly faster.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained.
         let answer = unsafe { (self.driver().table().ctx_set_current)(self.0.raw) };
@@ -77,10 +80,11 @@ impl Context {
         )
     }
 
-    /// Waits for all work of the device in this context, and frees what only waited for such work.
+    /// Waits for all work of the device in this context, and frees resources whose release was
+    /// deferred until then.
     ///
     /// # Errors
-    /// What the driver says; [`Error::Lost`] when work has failed.
+    /// [`Error::Lost`] if work has failed, or another driver error.
     pub fn synchronize(&self) -> Result<(), Error> {
         let entered = self.enter()?;
         // SAFETY: the context is current.
@@ -91,24 +95,25 @@ impl Context {
             .check(answer, "cuCtxSynchronize", format_args!("{}", self.0.device))
     }
 
-    /// The free and the whole bytes of the device's memory.
+    /// Free and total bytes of the device's memory.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn memory_info(&self) -> Result<(usize, usize), Error> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the pointers are to values of ours, and the context is current.
+        // SAFETY: the pointers are to local values, and the context is current.
         let answer = unsafe { (self.driver().table().mem_get_info)(&raw mut free, &raw mut total) };
         self.driver()
             .check(answer, "cuMemGetInfo", format_args!("{}", self.0.device))?;
         Ok((free, total))
     }
 
-    /// Lets copies and kernels of this context reach the memory of `other` that was not mapped for chosen devices (PyTorch's): a matter of the whole context.
+    /// Enables peer access: copies and kernels of this context reach memory of `other` that was not
+    /// mapped for particular devices (such as PyTorch's). It applies to the whole context.
     ///
     /// # Errors
-    /// [`Error::NoPeerAccess`] where the one device does not reach the other, or what the driver says otherwise.
+    /// [`Error::NoPeerAccess`] if the devices have no peer access, or another driver error.
     pub fn enable_peer_access(&self, other: &Self) -> Result<(), Error> {
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained, and this one is current.
@@ -123,11 +128,12 @@ impl Context {
         )
     }
 
-    /// Makes copies and fills that are waited for by the call itself (`cuMemcpy`) wait for all of their work, in all memory of the context, mapped memory too: what GPUDirect RDMA asks
-    /// for. This crate's own copies are all asynchronous, and streams order them.
+    /// Makes synchronous copies and fills (`cuMemcpy`) of this context return only when all of
+    /// their work is done, for mapped memory too, as GPUDirect RDMA requires. This crate's own
+    /// copies are asynchronous and stream-ordered.
     ///
     /// # Errors
-    /// [`Error::Missing`] before CUDA 12.1, or what the driver says.
+    /// [`Error::Missing`] before CUDA 12.1, or the driver's error.
     pub fn set_sync_memops(&self) -> Result<(), Error> {
         let driver = self.driver();
         let (Some(get), Some(set)) = (driver.table().ctx_get_flags, driver.table().ctx_set_flags) else {
@@ -143,11 +149,13 @@ impl Context {
         driver.check(answer, "cuCtxSetFlags", format_args!("{}", self.0.device))
     }
 
-    /// Waits until what other devices (NICs) have written to this one's memory so far can be read: by the device itself, or by all devices with `scope`
-    /// [`WritesOrdering::AllDevices`]. Needless, and quick, where [`Device::writes_ordering`] is `scope` or more.
+    /// Flushes GPUDirect RDMA writes: waits until what other devices (NICs) have written to this
+    /// device's memory is visible to the device, or to all devices with `scope`
+    /// [`WritesOrdering::AllDevices`]. Unnecessary, and cheap, if [`Device::writes_ordering`] is
+    /// `scope` or more.
     ///
     /// # Errors
-    /// [`Error::NotSupported`], [`Error::Missing`], or what the driver says otherwise.
+    /// [`Error::NotSupported`], [`Error::Missing`], or another driver error.
     pub fn flush_gpu_direct_rdma_writes(&self, scope: WritesOrdering) -> Result<(), Error> {
         let scope = match scope {
             WritesOrdering::None => return Ok(()),
@@ -164,8 +172,9 @@ impl Context {
         driver.check(answer, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
     }
 
-    /// Frees what was dropped while work still used it, as far as that work is done by now; how many things still wait. This happens by the way too:
-    /// for a few of them whenever something is made or dropped, for all when a stream is waited for.
+    /// Frees resources dropped while work still used them, as far as that work is done; returns how
+    /// many are still pending. This also happens implicitly: for a few of them whenever a resource
+    /// is made or dropped, for all of them when a stream is synchronized.
     pub fn reap(&self) -> usize {
         self.0.graves.reap_all(self)
     }
@@ -181,7 +190,7 @@ impl Inner {
     fn enter(&self) -> Result<Entered<'_>, Error> {
         let driver = self.device.driver();
         let mut current = ptr::null_mut();
-        // SAFETY: the pointer is to a CUcontext of ours.
+        // SAFETY: the pointer is to a local CUcontext.
         let answer = unsafe { (driver.table().ctx_get_current)(&raw mut current) };
         driver.check(answer, "cuCtxGetCurrent", format_args!("this thread"))?;
         let pushed = current != self.raw;
@@ -209,7 +218,8 @@ impl Drop for Inner {
         if let Ok(_entered) = self.enter() {
             self.graves.close(driver);
         }
-        // SAFETY: it was retained once by this, and nothing made in it is left: whatever is holds this.
+        // SAFETY: retained once by this value, and nothing made in the context is left: such
+        // resources hold this value.
         let answer = unsafe { (driver.table().primary_ctx_release)(self.device.raw()) };
         if answer != status::SUCCESS && answer != status::DEINITIALIZED {
             tracing::warn!("the context of {} was not released: CUDA error {answer}", self.device);
@@ -217,7 +227,7 @@ impl Drop for Inner {
     }
 }
 
-/// A context is current for this thread; the one before is again when this is dropped.
+/// Guard of a pushed context; dropping it restores the previous one.
 pub(crate) struct Entered<'a> {
     driver: Driver,
     pushed: bool,
@@ -230,7 +240,8 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = ptr::null_mut();
-            // SAFETY: the pointer is to a CUcontext of ours; the context popped is the one that was pushed, as guards are dropped in reverse order on one thread.
+            // SAFETY: the pointer is to a local CUcontext; the context popped is the one that was
+            // pushed, as guards are dropped in reverse order on one thread.
             let answer = unsafe { (self.driver.table().ctx_pop_current)(&raw mut popped) };
             if answer != status::SUCCESS && answer != status::DEINITIALIZED {
                 tracing::warn!("the context of this thread could not be restored: CUDA error {answer}");

@@ -1,4 +1,4 @@
-//! GPUs: which there are, what they can do, and how two of them reach each other.
+//! GPUs: enumeration, attributes, and peer access between two of them.
 
 use core::ffi::{c_char, c_int};
 use core::fmt;
@@ -8,7 +8,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::sys::{self, RawDevice};
 
-/// One GPU of this process. A small handle, copied freely.
+/// A GPU visible to this process. `Copy`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     driver: Driver,
@@ -16,12 +16,12 @@ pub struct Device {
     raw: RawDevice,
 }
 
-/// What a device can be asked about: `CUdevice_attribute`, whose numbers these are.
+/// A device attribute: `CUdevice_attribute`, with its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Attribute {
-    /// Bytes of shared memory that a block has without asking for more.
+    /// Bytes of shared memory per thread block without opt-in.
     MaxSharedMemoryPerBlock = 8,
     /// Streaming multiprocessors.
     MultiprocessorCount = 16,
@@ -35,25 +35,26 @@ pub enum Attribute {
     ComputeCapabilityMajor = 75,
     /// Minor compute capability.
     ComputeCapabilityMinor = 76,
-    /// 1 where kernels can be launched whose blocks wait for each other.
+    /// 1 if cooperative launches are supported (all thread blocks resident, so they may
+    /// synchronize).
     CooperativeLaunch = 95,
-    /// Bytes of shared memory that a block can ask for.
+    /// Bytes of shared memory per thread block with opt-in.
     MaxSharedMemoryPerBlockOptin = 97,
-    /// 1 where the host reaches managed memory that lies on the device, over a coherent link.
+    /// 1 if the host accesses managed memory on the device directly over a coherent link.
     DirectManagedMemoryAccessFromHost = 101,
-    /// 1 where memory can be mapped by `cuMemMap`.
+    /// 1 if the device supports VMM allocations (`cuMemMap`).
     VirtualMemoryManagementSupported = 102,
-    /// 1 where such memory can be exported as a file descriptor.
+    /// 1 if VMM allocations can be exported as file descriptors.
     HandleTypePosixFileDescriptorSupported = 103,
-    /// 1 where such memory can be made for GPUDirect RDMA.
+    /// 1 if VMM allocations can be made GPUDirect RDMA capable.
     GpuDirectRdmaWithVmmSupported = 110,
-    /// 1 where GPUDirect RDMA works, by nvidia_peermem or dma-buf.
+    /// 1 if GPUDirect RDMA works, through nvidia_peermem or dma-buf.
     GpuDirectRdmaSupported = 116,
     /// Bits of [`FlushOptions`].
     GpuDirectRdmaFlushWritesOptions = 117,
-    /// Which [`WritesOrdering`] the device gives without a flush.
+    /// The [`WritesOrdering`] of the device without a flush.
     GpuDirectRdmaWritesOrdering = 118,
-    /// 1 where streams can write and wait for words of 64 bits.
+    /// 1 if stream memory operations support 64-bit words.
     CanUse64BitStreamMemOps = 122,
     /// 1 where memory can be exported as a dma-buf.
     DmaBufSupported = 124,
@@ -66,7 +67,7 @@ pub enum Attribute {
 pub struct ComputeCapability {
     /// The number before the point.
     pub major: u32,
-    /// The number behind it.
+    /// The number after the point.
     pub minor: u32,
 }
 
@@ -76,12 +77,12 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
-/// A device's identity, the same in every process and container.
+/// A device's UUID, the same in every process and container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uuid(pub [u8; 16]);
 
 impl fmt::Display for Uuid {
-    /// As nvidia-smi writes it.
+    /// In the format of nvidia-smi.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU")?;
         for (at, byte) in self.0.iter().enumerate() {
@@ -94,49 +95,51 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// By which ways writes of another device (a NIC) into this one's memory can be flushed: `CUflushGPUDirectRDMAWritesOptions`.
+/// How GPUDirect RDMA writes into a device's memory can be flushed:
+/// `CUflushGPUDirectRDMAWritesOptions`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlushOptions {
     /// By `cuFlushGPUDirectRDMAWrites`.
     pub host: bool,
-    /// By a stream that waits for a word with the flush flag.
+    /// By a stream wait on a memory word with the flush flag.
     pub memops: bool,
 }
 
-/// For whom writes of another device are in order without a flush: `CUGPUDirectRDMAWritesOrdering`. Ordered so that more is greater.
+/// The observers for which GPUDirect RDMA writes are ordered without a flush:
+/// `CUGPUDirectRDMAWritesOrdering`, from weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WritesOrdering {
-    /// For nobody.
+    /// No observer.
     None,
-    /// For the device whose memory it is.
+    /// The device that owns the memory.
     Owner,
-    /// For all devices of the machine.
+    /// All devices of the machine.
     AllDevices,
 }
 
-/// How one device reaches the memory of another.
+/// Peer access from one device to another's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// By what.
+    /// The interconnect.
     pub link: PeerLink,
-    /// How fast the driver takes the link to be beside the machine's others: 0 is the fastest.
+    /// The driver's relative performance rank of the link: 0 is the fastest.
     pub performance_rank: i32,
 }
 
-/// What joins two devices that reach each other's memory.
+/// The interconnect of two devices with peer access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLink {
-    /// NVLink: the link that carries atomics.
+    /// NVLink: the link supports native atomics.
     NvLink,
-    /// The PCIe bus.
+    /// PCIe.
     Pcie,
 }
 
 impl Driver {
-    /// The device `ordinal`, from 0, as this process counts them.
+    /// The device of this ordinal, from 0.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`], or what the driver says.
+    /// [`Error::NoSuchDevice`], or the driver's error.
     pub fn device(self, ordinal: usize) -> Result<Device, Error> {
         let count = self.device_count();
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -144,7 +147,7 @@ impl Driver {
             return Err(Error::NoSuchDevice { ordinal, count });
         };
         let mut raw = 0;
-        // SAFETY: the pointer is to a CUdevice of ours.
+        // SAFETY: the pointer is to a local CUdevice.
         let answer = unsafe { (self.table().device_get)(&raw mut raw, number) };
         self.check(answer, "cuDeviceGet", format_args!("GPU {ordinal}"))?;
         Ok(Device {
@@ -154,23 +157,23 @@ impl Driver {
         })
     }
 
-    /// All devices of this process.
+    /// All devices visible to this process.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn devices(self) -> Result<Vec<Device>, Error> {
         (0..self.device_count()).map(|ordinal| self.device(ordinal)).collect()
     }
 }
 
 impl Device {
-    /// The driver that it is of.
+    /// Its driver.
     #[must_use]
     pub fn driver(self) -> Driver {
         self.driver
     }
 
-    /// Its number in this process, from 0.
+    /// Its ordinal in this process, from 0.
     #[must_use]
     pub fn ordinal(self) -> usize {
         self.ordinal
@@ -180,18 +183,18 @@ impl Device {
         self.raw
     }
 
-    /// Its product's name.
+    /// Its product name.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn name(self) -> Result<String, Error> {
         self.text("cuDeviceGetName", self.driver.table().device_get_name)
     }
 
-    /// Its address on the PCIe bus, as sysfs writes it: `0000:18:00.0`.
+    /// Its PCIe address in sysfs format: `0000:18:00.0`.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn pci_bus_id(self) -> Result<String, Error> {
         let mut id = self.text("cuDeviceGetPCIBusId", self.driver.table().device_get_pci_bus_id)?;
         id.make_ascii_lowercase();
@@ -205,17 +208,17 @@ impl Device {
     ) -> Result<String, Error> {
         const ROOM: usize = 256;
         let mut room = [0u8; ROOM];
-        // SAFETY: the function writes at most as many bytes as it is told there are.
+        // SAFETY: the function writes at most as many bytes as the length that is passed.
         let answer = unsafe { function(room.as_mut_ptr().cast(), ROOM as c_int, self.raw) };
         self.driver.check(answer, call, format_args!("{self}"))?;
         let end = room.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
         Ok(String::from_utf8_lossy(&room[..end]).into_owned())
     }
 
-    /// Its identity.
+    /// Its UUID.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn uuid(self) -> Result<Uuid, Error> {
         let mut bytes = [0; 16];
         // SAFETY: the pointer is to the 16 bytes of a CUuuid.
@@ -224,25 +227,26 @@ impl Device {
         Ok(Uuid(bytes))
     }
 
-    /// The bytes of its memory.
+    /// Bytes of its memory.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn total_memory(self) -> Result<usize, Error> {
         let mut bytes = 0;
-        // SAFETY: the pointer is to a size_t of ours.
+        // SAFETY: the pointer is to a local size_t.
         let answer = unsafe { (self.driver.table().device_total_mem)(&raw mut bytes, self.raw) };
         self.driver.check(answer, "cuDeviceTotalMem", format_args!("{self}"))?;
         Ok(bytes)
     }
 
-    /// What the device says of `attribute`.
+    /// The value of `attribute`.
     ///
     /// # Errors
-    /// What the driver says: `CUDA_ERROR_INVALID_VALUE` of an attribute that is younger than it.
+    /// The driver's error: `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver does not
+    /// know.
     pub fn attribute(self, attribute: Attribute) -> Result<i32, Error> {
         let mut value = 0;
-        // SAFETY: the pointer is to a c_int of ours.
+        // SAFETY: the pointer is to a local c_int.
         let answer =
             unsafe { (self.driver.table().device_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
         self.driver
@@ -250,16 +254,16 @@ impl Device {
         Ok(value)
     }
 
-    /// Whether the device says 1 of `attribute`; not of one that is younger than the driver.
+    /// Whether `attribute` is nonzero; `false` for an attribute that the driver does not know.
     #[must_use]
     pub fn has(self, attribute: Attribute) -> bool {
         self.attribute(attribute).is_ok_and(|value| value != 0)
     }
 
-    /// The version of its architecture.
+    /// Its compute capability.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn compute_capability(self) -> Result<ComputeCapability, Error> {
         let number = |attribute| Ok::<_, Error>(u32::try_from(self.attribute(attribute)?).unwrap_or(0));
         Ok(ComputeCapability {
@@ -268,10 +272,10 @@ impl Device {
         })
     }
 
-    /// How writes of other devices into its memory can be flushed.
+    /// How GPUDirect RDMA writes into its memory can be flushed.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn flush_options(self) -> Result<FlushOptions, Error> {
         let bits = self.attribute(Attribute::GpuDirectRdmaFlushWritesOptions)?;
         Ok(FlushOptions {
@@ -280,10 +284,10 @@ impl Device {
         })
     }
 
-    /// For whom such writes are in order without a flush.
+    /// The ordering of GPUDirect RDMA writes without a flush.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn writes_ordering(self) -> Result<WritesOrdering, Error> {
         Ok(match self.attribute(Attribute::GpuDirectRdmaWritesOrdering)? {
             200.. => WritesOrdering::AllDevices,
@@ -292,13 +296,13 @@ impl Device {
         })
     }
 
-    /// How it reaches the memory of `other`; `None` where it does not.
+    /// Its peer access to the memory of `other`; `None` if it has none.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn peer(self, other: Self) -> Result<Option<Peer>, Error> {
         let mut can = 0;
-        // SAFETY: the pointer is to a c_int of ours.
+        // SAFETY: the pointer is to a local c_int.
         let answer = unsafe { (self.driver.table().device_can_access_peer)(&raw mut can, self.raw, other.raw) };
         self.driver
             .check(answer, "cuDeviceCanAccessPeer", format_args!("{self} to {other}"))?;
@@ -325,10 +329,11 @@ impl Device {
         }))
     }
 
-    /// Its primary context, the one that CUDA's runtime and PyTorch use too.
+    /// Its primary context, shared with the CUDA runtime and PyTorch.
     ///
     /// # Errors
-    /// What the driver says: the first context of a process takes some hundred megabytes of the device's memory.
+    /// The driver's error: the first context of a process takes some hundred megabytes of device
+    /// memory.
     pub fn context(self) -> Result<Context, Error> {
         Context::primary(self)
     }

@@ -1,8 +1,9 @@
-//! What work on a device uses and must not lose: memory, modules, graphs.
+//! Lifetimes of resources used by asynchronous device work: memory, modules, graphs.
 //!
-//! Work is asynchronous: a copy goes on after the call that began it has returned. So each thing that work uses knows the streams it was used on, and when its last handle is dropped it
-//! is freed at once only if those streams have nothing more to do. Otherwise it goes to the context's [`Graves`] with an event of each such stream, and is freed when these have come to
-//! pass. Dropping therefore does not wait for them, as a stream may wait for what never comes, and no safe code can free memory that a copy touches.
+//! Each resource tracks the streams it was used on. When its last handle is dropped it is freed at
+//! once if those streams are idle. Otherwise it moves to its context's [`DeferredFrees`] with an
+//! event recorded on each busy stream, and is freed when these have completed. So dropping never
+//! waits, as a stream may wait indefinitely, and no safe code can free memory that a copy accesses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use crate::event::RawEventOwner;
 use crate::stream::StreamInner;
 use crate::sys::{Address, status};
 
-/// How many streams are remembered before those that are idle are forgotten.
+/// The number of tracked streams beyond which idle ones are pruned.
 const REMEMBERED: usize = 8;
 
-/// The bytes of a resource, where it has any.
+/// The bytes of a resource, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) address: Address,
@@ -27,18 +28,18 @@ pub(crate) struct Region {
     pub(crate) place: Place,
 }
 
-/// Where bytes lie.
+/// A memory space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Device,
-    /// On the host, from `at` on: an address that has been exposed.
+    /// On the host, at the exposed address `at`.
     Host {
         at: usize,
     },
 }
 
 impl Region {
-    /// Of what has no bytes.
+    /// The region of a resource without bytes.
     pub(crate) const NONE: Self = Self {
         address: 0,
         len: 0,
@@ -46,9 +47,9 @@ impl Region {
     };
 }
 
-/// What is freed when a resource goes.
+/// What is released when a resource is freed.
 pub(crate) trait Body: Send + Sync {
-    /// Frees it; its context is current, and no work uses it.
+    /// Releases it; its context is current, and no work uses it.
     fn release(&mut self, driver: Driver) -> Result<(), Error>;
 }
 
@@ -78,7 +79,8 @@ impl Resource {
         self.region
     }
 
-    /// Remembers that work on `stream` uses it. Called when the work has been enqueued, while a handle is held.
+    /// Records that work on `stream` uses it. Called after the work was enqueued, while a handle is
+    /// held.
     pub(crate) fn used_on(&self, stream: &Arc<StreamInner>) {
         let mut streams = self.streams.lock();
         if streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
@@ -90,7 +92,7 @@ impl Resource {
         streams.push(Arc::clone(stream));
     }
 
-    /// Frees it when all work that uses it is done, and waits for that.
+    /// Waits for all work that uses it, then frees it.
     pub(crate) fn free(mut self) -> Result<(), Error> {
         self.settle()?;
         let entered = self.context.enter()?;
@@ -106,7 +108,7 @@ impl Resource {
         let streams = std::mem::take(&mut *self.streams.lock());
         for (at, stream) in streams.iter().enumerate() {
             if let Err(error) = stream.synchronize() {
-                // It is not known what the work still does: what was not waited for stays remembered.
+                // The state of the work is unknown: streams not synchronized stay tracked.
                 self.streams.lock().extend_from_slice(&streams[at..]);
                 return Err(error);
             }
@@ -125,11 +127,11 @@ impl Drop for Resource {
     }
 }
 
-/// What has been dropped and waits for the work that uses it.
+/// Dropped resources that wait for the work that uses them.
 #[derive(Default)]
 pub(crate) struct Graves(Mutex<VecDeque<Grave>>);
 
-/// How many of what waits are looked at by the way: each costs a question to the driver.
+/// The number of pending frees checked per implicit reap: each costs a driver query.
 const A_FEW: usize = 16;
 
 struct Grave {
@@ -137,16 +139,17 @@ struct Grave {
     body: Box<dyn Body>,
 }
 
-/// Work that is to be waited for.
+/// Work to wait for.
 enum Wait {
-    /// All that was on the stream when the event was recorded. Holds no context, which holds the graves.
+    /// The work on the stream when the event was recorded. Holds no context, as the context holds
+    /// this.
     Event(RawEventOwner),
-    /// All that is on a stream on which no event can be recorded as yet, as it is being captured.
+    /// The work on a stream that is being captured, so that no event can be recorded yet.
     Stream(Arc<StreamInner>),
 }
 
 impl Wait {
-    /// Begins to wait for what is on `stream`; `None` where that is done.
+    /// Starts waiting for the work on `stream`; `None` if it is idle.
     fn begin(stream: Arc<StreamInner>) -> Option<Self> {
         if stream.is_idle() {
             return None;
@@ -172,7 +175,7 @@ impl Grave {
         self.waits.is_empty()
     }
 
-    /// Frees it; the context is current.
+    /// Releases it; the context is current.
     fn release(mut self, driver: Driver, _: &Entered<'_>) {
         if let Err(error) = self.body.release(driver) {
             let gone = error
@@ -190,12 +193,12 @@ impl Graves {
         self.0.lock().push_back(grave);
     }
 
-    /// Frees a few of what can be freed, at no great cost; the next few when it is called again.
+    /// Frees a bounded number of resources whose work is done; later calls check the next ones.
     pub(crate) fn reap_a_few(&self, context: &Context) {
         self.reap(context, A_FEW);
     }
 
-    /// Frees what can be; how many are left.
+    /// Frees all resources whose work is done; returns how many are left.
     pub(crate) fn reap_all(&self, context: &Context) -> usize {
         self.reap(context, usize::MAX)
     }
@@ -207,7 +210,8 @@ impl Graves {
         let Ok(entered) = context.enter() else {
             return self.0.lock().len();
         };
-        // Taken out first: to free is to call the driver, and what is freed may drop the last handle of something else.
+        // Removed from the queue first: releasing calls the driver, and may drop the last handle of
+        // another resource.
         let (over, left) = {
             let mut graves = self.0.lock();
             let mut over = Vec::new();
@@ -222,7 +226,7 @@ impl Graves {
             (over, graves.len())
         };
         let driver = context.driver();
-        // A thread that captures a graph may free what the graph knows nothing of.
+        // A thread that is capturing may still free resources that the graph does not use.
         let _relaxed = crate::stream::Relaxed::enter(driver);
         for grave in over {
             grave.release(driver, &entered);
@@ -230,7 +234,8 @@ impl Graves {
         left
     }
 
-    /// The context goes: frees what can be and leaves the rest, as it cannot be known when its work ends. The driver frees that with the context.
+    /// On drop of the context: frees resources whose work is done and leaks the others, as the end
+    /// of their work cannot be observed. The driver frees them with the context.
     pub(crate) fn close(&self, driver: Driver) {
         let graves = std::mem::take(&mut *self.0.lock());
         for mut grave in graves {

@@ -1,8 +1,12 @@
-//! Short copies by a block that stays for a moment: `kernels/copy.cu`, of which the PTX is part of this crate.
+//! Low-latency short copies by a resident thread block: `kernels/copy.cu`, embedded in this crate
+//! as PTX.
 //!
-//! A copy by an engine takes the driver 4 us to begin, and its end is asked of the driver too. A block that is there already looks for commands in pinned memory, and says in pinned memory that they are done: that takes 4 us in all,
-//! without a call. Nobody waits for it longer than a fraction of a millisecond: it leaves when nothing comes, and after some time anyway. What finds no block there launches it, by a graph, which takes half of a launch's time; and where
-//! staying is of no use it leaves at once: contexts of two processes have a GPU by turns, and what one waits for may be what the other's block keeps from running.
+//! A copy engine takes 4 µs to start, and completion requires another driver call. A resident block
+//! polls commands in pinned memory and reports completion in pinned memory: 4 µs in total, without
+//! a driver call. It delays other work by a fraction of a millisecond at most: it exits when idle,
+//! and after a maximum lifetime. If no block is resident, a graph launch (half the cost of a kernel
+//! launch) starts one. If staying resident does not pay off it exits immediately: contexts of two
+//! processes time-slice a GPU, so a resident block can delay the very work it waits for.
 
 use core::fmt;
 use core::hint;
@@ -19,39 +23,45 @@ use crate::stream::Stream;
 
 const PTX: &str = include_str!("../kernels/copy.ptx");
 
-/// Commands on their way at most: a power of two.
+/// The maximum number of outstanding commands: a power of two.
 const SLOTS: u64 = 64;
-/// Words of a command, and which of them are the bytes that it brings along.
+/// Words of a command, and the first of those that carry inline data.
 const PARTS: usize = 8;
 const INLINE: usize = 3;
-/// Bytes of a command: a line.
+/// Bytes of a command: a cache line.
 const LINE: usize = 8 * PARTS;
-/// Above a word's 56 bits stands the turn of the ring, which goes from 1 to this.
+/// The highest lap number of the ring, from 1; it occupies the 8 bits above a word's 56-bit value.
 const TURNS: u64 = 255;
-/// Where a launch's beginning lies, behind the commands: these words, of which the first takes it back, and a command.
+/// The offset of the launch header behind the commands: five words, of which the first cancels the
+/// launch, and the first command.
 const BEGINNING: usize = SLOTS as usize * LINE;
 const FIRST: usize = BEGINNING + 5 * 8;
-/// Where the words lie, which the block writes.
+/// The offsets of the words that the block writes: last command done, last launch exited, started.
 const DONE: usize = BEGINNING + 2 * LINE;
 const LEFT: usize = DONE + 8;
 const BEGUN: usize = DONE + 16;
 const THREADS: u32 = 256;
-/// Looks for a command in a row before the block leaves, and in all: a look takes the device a microsecond.
+/// The number of polls without a command, and in total, after which the block exits: a poll takes
+/// the device a microsecond.
 const PATIENCE: u64 = 50;
 const LIFE: u64 = 200;
-/// A command that takes longer was kept waiting: mostly one takes 5 us where the block stays, and 10 where it is launched.
+/// A command that takes longer was delayed: usually one takes 5 µs with a resident block, 10 µs
+/// with a launch.
 const SLOW: Duration = Duration::from_micros(20);
-/// So many more that were slow, or that a block stayed in vain for, than were quick, and it is done otherwise; then now and then it is tried again, after so many launches or so long, twice as many and as long each time.
+/// The policy changes mode when slow outcomes (or idle stays) outnumber fast ones by this many. It
+/// then probes the mode again after a number of launches or a time, doubled each time between these
+/// limits.
 const VAIN: u32 = 4;
 const SELDOM: [u32; 2] = [64, 1024];
 const REST: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// So many questions may be asked whether a command is done before the driver is asked, now and then, whether the block has failed.
+/// The number of fruitless polls before, and the interval at which, the driver is queried for a
+/// failed block.
 const DOUBT: u32 = 64;
 const DOUBT_EVERY: u32 = 4;
-/// A launch that has not begun after so long waits for something: mostly it begins within 10 us.
+/// A launch that has not started after this time is blocked: usually it starts within 10 µs.
 const STALL: Duration = Duration::from_micros(100);
 
-/// The argument of the kernel, as `copy.cu` has it.
+/// The kernel's parameter, as in `copy.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Arguments {
@@ -61,17 +71,20 @@ struct Arguments {
     slots: u64,
 }
 
-/// What has proved of use: to have the block stay, to launch it for each command, or to leave copies to others. Contexts of two processes have a GPU by turns of half a millisecond, and a block that stays, or is to begin, may wait for its
-/// turn: a copy engine does not.
+/// Chooses between a resident block, a launch per command, and other copy mechanisms. Contexts of
+/// two processes time-slice a GPU in half milliseconds, which can delay a resident or starting
+/// block, but not a copy engine.
 #[derive(Debug)]
 struct Habit {
-    /// Blocks that stayed for nothing, and commands that were slow for one that stayed, more than were quick; the same of commands with a launch. [`VAIN`] at most.
+    /// Saturating scores up to [`POLICY_THRESHOLD`]: idle stays and slow commands minus fast ones
+    /// with a resident block; slow minus fast commands with a launch.
     vain: u32,
     slow: u32,
-    /// Launches since one stayed, and after how many one does again.
+    /// Launches since the last resident one, and the number after which the next is resident again.
     since: u32,
     seldom: u32,
-    /// Until when copies are left to others, and for how long the next time.
+    /// The end of the current backoff, during which copies use other mechanisms, and the duration
+    /// of the next.
     until: Option<Instant>,
     rest: Duration,
 }
@@ -88,7 +101,7 @@ impl Habit {
         }
     }
 
-    /// Whether the block that is launched now stays.
+    /// Whether the block launched now stays resident.
     fn stays(&mut self) -> bool {
         let stays = self.vain < VAIN || self.since >= self.seldom;
         if stays && self.vain >= VAIN {
@@ -98,12 +111,12 @@ impl Habit {
         stays
     }
 
-    /// A block has stayed and was given nothing.
+    /// A block stayed resident without receiving a command.
     fn stayed_in_vain(&mut self) {
         self.vain = (self.vain + 1).min(VAIN);
     }
 
-    /// What a command has taken, of a block that stayed or of one that was launched for it.
+    /// Records the latency of a command, with a resident block or with a launch.
     fn took(&mut self, time: Duration, stayed: bool, now: Instant) {
         match (time < SLOW, stayed) {
             (true, true) => (self.vain, self.seldom) = (less(self.vain), SELDOM[0]),
@@ -119,51 +132,52 @@ impl Habit {
         }
     }
 
-    /// Whether copies are left to others.
+    /// Whether copies currently use other mechanisms.
     fn rests(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() < until)
     }
 }
 
-/// A quick one makes good for a slow one, and no more: where every other is slow it is of no use.
+/// One fast outcome offsets one slow one: alternating outcomes are no gain.
 fn less(count: u32) -> u32 {
     count.saturating_sub(1)
 }
 
-/// Short copies of a context, in their order.
+/// Short copies of a context, executed in order.
 pub struct SmallCopies {
     stream: Stream,
     block: GraphExec,
-    /// Commands, beginning and words.
+    /// Commands, launch header and the block's words.
     ring: HostMemory,
-    /// Commands that were given.
+    /// Commands submitted.
     given: u64,
-    /// Launches.
+    /// Launches so far.
     launches: u64,
-    /// The last launch: what had been given by then, and whether it stays.
+    /// The last launch: commands submitted by then, and whether it is resident.
     last: (u64, bool),
     habit: Habit,
-    /// When something was done last, or given when nothing was to be done; and whether that had the block launched.
+    /// The time of the last progress, or of the first submission after idling; and whether a launch
+    /// was needed for it.
     progress_at: Instant,
     by_launch: bool,
-    /// When that was.
+    /// The time of the last launch.
     launched_at: Instant,
-    /// Commands up to this one were carried out or taken back when one was taken back last.
+    /// At the last cancellation: commands up to this number were done or cancelled.
     void: u64,
-    /// The last launch was taken back.
+    /// Whether the last launch was cancelled.
     revoked: bool,
-    /// Questions in a row that nothing was new at.
+    /// Consecutive polls without progress.
     asked: u32,
-    /// What was done when it was last asked.
+    /// Commands done at the last progress.
     seen: u64,
 }
 
-/// What a command copies from.
+/// The source of a short copy.
 #[derive(Clone, Copy, Debug)]
 pub enum SmallSource<'a> {
-    /// Memory that kernels of the context reach.
+    /// Memory accessible to kernels of the context.
     Memory(Span<'a>),
-    /// These bytes: [`SmallCopies::MOST_INLINE`] at most.
+    /// Inline data: at most [`SmallCopies::MOST_INLINE`] bytes.
     Bytes(&'a [u8]),
 }
 
@@ -177,22 +191,22 @@ impl SmallSource<'_> {
 }
 
 impl SmallCopies {
-    /// The most bytes of one copy.
+    /// The maximum bytes per copy.
     pub const LARGEST: usize = 4096;
-    /// The most where addresses or length are no multiples of 8, which takes longer.
+    /// The maximum bytes if addresses or length are not multiples of 8, which is slower.
     pub const LARGEST_ODD: usize = 512;
-    /// The most bytes that a command brings along.
+    /// The maximum bytes of inline data.
     pub const MOST_INLINE: usize = 4 * (PARTS - INLINE);
 
     /// Loads the kernel and runs it once, which takes tens of milliseconds.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, Error> {
-        // Before whatever else the device has to do.
+        // The highest priority.
         let stream = Stream::with_priority(context, i32::MIN)?;
         let kernel = Module::from_ptx(context, PTX)?.kernel("small_copies")?;
-        // The first launch may wait for all of the device: not when somebody waits for a copy.
+        // Loading may wait for all work of the device, so it is not left to the first launch.
         kernel.load()?;
         let ring = HostMemory::alloc(context, BEGUN + 8)?;
         let commands = ring.device_ptr().0;
@@ -203,7 +217,8 @@ impl SmallCopies {
             slots: SLOTS,
         };
         let block = stream.capture(CaptureMode::ThreadLocal, &[], || {
-            // SAFETY: the kernel takes this argument, and all that it names itself is in the ring, which is kept; of what the commands name whoever gives them promises so.
+            // SAFETY: this is the kernel's parameter, and all memory it names is in the ring, which
+            // is kept; for memory that commands name, the submitter vouches.
             unsafe { kernel.launch(&stream, Launch::linear(1, THREADS), &[&arguments], &[ring.all()]) }
         })?;
         let block = block.instantiate()?;
@@ -228,7 +243,7 @@ impl SmallCopies {
         Ok(copies)
     }
 
-    /// Whether a copy of so many bytes between these addresses is one for this.
+    /// Whether a copy of this length and alignment is supported.
     #[must_use]
     pub fn takes(into: Span<'_>, from: Span<'_>) -> bool {
         let bytes = into.len() as u64;
@@ -236,13 +251,16 @@ impl SmallCopies {
         into.len() <= if even { Self::LARGEST } else { Self::LARGEST_ODD }
     }
 
-    /// Gives the command to copy. Its number, by which [`done`](Self::done) tells of it; `None` when too many are on their way.
+    /// Submits a copy. Returns its number, to be compared with [`done`](Self::done), or `None` if
+    /// too many are outstanding.
     ///
     /// # Safety
-    /// Both memories are kept until it is done, and kernels of this context reach them: they are of this context, mapped for its device, or pinned memory of the host. Nobody has a slice of them.
+    /// Both memories are kept until it is done, and kernels of this context can access them: they
+    /// belong to this context, are mapped for its device, or are pinned host memory. No slice of
+    /// them exists.
     ///
     /// # Errors
-    /// [`Error::Lengths`], or what the driver says.
+    /// [`Error::Lengths`], or the driver's error.
     pub unsafe fn copy(&mut self, into: Span<'_>, from: SmallSource<'_>) -> Result<Option<u64>, Error> {
         let fits = match from {
             SmallSource::Memory(from) => Self::takes(into, from),
@@ -273,7 +291,8 @@ impl SmallCopies {
         let line = (self.given % SLOTS) as usize * LINE;
         let turn = (self.given / SLOTS) % TURNS + 1;
         for (place, word) in command.iter().enumerate() {
-            // What was written before, into memory that the command names, is there for whoever sees the word.
+            // Release: earlier writes to memory that the command names are visible to a reader of
+            // the word.
             self.ring
                 .atomic_u64(line + 8 * place)?
                 .store(word | turn << 56, Ordering::Release);
@@ -287,10 +306,10 @@ impl SmallCopies {
         Ok(Some(self.given))
     }
 
-    /// The number of the last command that was carried out: what it copied, and all before it, is there.
+    /// The number of the last command done, with all earlier ones; their copies are visible.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the block has failed, or what the driver says otherwise.
+    /// [`Error::Lost`] if the block has failed, or another driver error.
     pub fn done(&mut self) -> Result<u64, Error> {
         let done = self.finished()?;
         if done != self.seen {
@@ -301,16 +320,16 @@ impl SmallCopies {
         }
         self.keep_running()?;
         self.asked = self.asked.saturating_add(1);
-        // Where it has failed it says nothing any more, and the driver does.
+        // A failed block reports nothing itself; the driver does.
         let doubtful = self.asked > DOUBT && self.asked.is_multiple_of(DOUBT_EVERY);
         if doubtful && self.stream.is_idle()? && self.word(LEFT)? < self.launches {
-            // It has ended between the two questions, or without a word, for which there is no way but an error.
+            // It exited between the two checks, or without reporting, which only an error does.
             self.stream.synchronize()?;
         }
         Ok(done)
     }
 
-    /// Waits until a command is done; `false` when it was [taken back](Self::take_back) instead.
+    /// Waits for a command; `false` if it was cancelled instead.
     ///
     /// # Errors
     /// As [`done`](Self::done).
@@ -328,12 +347,12 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Launches the block, when it has left and commands are not done.
+    /// Launches the block if it has exited while commands are pending.
     fn keep_running(&mut self) -> Result<(), Error> {
         if self.word(LEFT)? != self.launches {
             return Ok(());
         }
-        // What it did last it said before it left.
+        // Read after the exit word: the block publishes its last completion before it exits.
         let done = self.finished()?;
         if done == self.given {
             return Ok(());
@@ -345,14 +364,14 @@ impl SmallCopies {
         self.launch(stays)
     }
 
-    /// Commands up to this one are done, which is news.
+    /// Records progress up to this command.
     fn see(&mut self, done: u64) {
         let now = Instant::now();
         let count = u32::try_from(done - self.seen).unwrap_or(u32::MAX);
         let each = (now - self.progress_at) / count.max(1);
         self.habit.took(each, !self.by_launch, now);
         self.progress_at = now;
-        // What else was given is done by the same launch, or by one that stays.
+        // Other submitted commands are done by the same launch, or by a resident one.
         self.by_launch &= !self.last.1;
         (self.seen, self.asked) = (done, 0);
     }
@@ -368,7 +387,7 @@ impl SmallCopies {
             };
             self.ring.atomic_u64(FIRST + at)?.store(word, Ordering::Relaxed);
         }
-        // Those that are there already are taken in any case; the first of them it need not look for.
+        // Commands already in the ring are executed anyway, and the first is in the header.
         let looks = waiting.saturating_sub(1);
         self.launches += 1;
         self.last = (self.given, stays);
@@ -386,29 +405,33 @@ impl SmallCopies {
         self.block.launch(&self.stream)
     }
 
-    /// Whether commands should be given: not while a launch that was [taken back](Self::take_back) has not ended, nor for some time after several in a row have taken long.
+    /// Whether commands should be submitted: not while a cancelled launch has not exited, nor
+    /// during backoff.
     ///
     /// # Errors
-    /// None that a caller could bring about.
+    /// None that a caller could cause.
     pub fn is_free(&self) -> Result<bool, Error> {
         Ok(!self.habit.rests() && (!self.revoked || self.word(LEFT)? == self.launches))
     }
 
-    /// Takes back all commands that are not done, where the block should have begun long ago: others' kernels may have all of the device, or what is before it in a queue of the device may wait for what these commands are to bring. `true`
-    /// when that could be done: they never will be carried out, and count as [`done`](Self::done). What was done of them is what was done in their order.
+    /// Cancels all pending commands if the block should have started long ago: other kernels may
+    /// occupy the whole device, or earlier work of its queue may wait for what these commands
+    /// deliver. Returns whether they were cancelled: they then never execute, and count as
+    /// [`done`](Self::done). Those executed before are a prefix of the order.
     ///
     /// # Errors
-    /// None that a caller could bring about.
+    /// None that a caller could cause.
     pub fn take_back(&mut self) -> Result<bool, Error> {
         let is_waiting = self.asked >= DOUBT && self.word(BEGUN)? == 0 && self.word(LEFT)? != self.launches;
         if !is_waiting || self.revoked || self.launched_at.elapsed() < STALL {
             return Ok(false);
         }
         self.ring.atomic_u64(BEGINNING)?.store(1, Ordering::SeqCst);
-        // The block sets its word and then looks for this one: one of the two sees the other's.
+        // The block sets its started word and then reads this one: with both fences at least one
+        // side sees the other's store.
         fence(Ordering::SeqCst);
         if self.word(BEGUN)? != 0 {
-            // It may have seen it all the same, and leaves then; so it is launched anew.
+            // The block may still see the cancellation and exit; it is then launched again.
             return Ok(false);
         }
         self.void = self.given;
@@ -419,7 +442,7 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Up to this command all are carried out, or taken back.
+    /// The last command that is done or cancelled.
     fn finished(&self) -> Result<u64, Error> {
         Ok(self.word(DONE)?.max(self.void))
     }
@@ -454,12 +477,12 @@ mod tests {
                 habit.stayed_in_vain();
             }
         }
-        // The last one after twice as many launches as the one before.
+        // Probes: the last one after twice as many launches as the one before.
         assert_eq!(stays, VAIN + 1);
         while !habit.stays() {}
         habit.took(QUICK, true, Instant::now());
         assert!(habit.stays() && habit.stays(), "it was of use");
-        // Now and then one is slow.
+        // Occasionally one is slow.
         for _ in 0..5 {
             habit.took(QUICK, true, Instant::now());
             habit.took(QUICK, true, Instant::now());

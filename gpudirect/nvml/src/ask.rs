@@ -77,7 +77,7 @@ unsafe fn read(table: &Table) -> Result<Machine, Absent> {
         notes: Vec::new(),
     };
     let mut count = 0;
-    // SAFETY: the pointer is to an unsigned int of ours.
+    // SAFETY: the pointer is to a local unsigned int.
     match unsafe { (table.device_get_count)(&raw mut count) } {
         status::SUCCESS => Ok(session.machine(count.min(GPUS))),
         code => Err(refused("nvmlDeviceGetCount_v2", code)),
@@ -193,7 +193,7 @@ impl Session<'_> {
             "nvmlDeviceGetHandleByIndex_v2",
             Some(table.device_get_handle_by_index),
             |function, raw: &mut Handle| {
-                // SAFETY: the pointer is to an nvmlDevice_t of ours.
+                // SAFETY: the pointer is to a local nvmlDevice_t.
                 unsafe { function(index, &raw mut raw.0) }
             },
         )?;
@@ -203,7 +203,7 @@ impl Session<'_> {
             "nvmlDeviceGetPciInfo_v3",
             Some(table.device_get_pci_info),
             |function, pci: &mut PciInfo| {
-                // SAFETY: the device is the library's, and the pointer is to an nvmlPciInfo_t of ours.
+                // SAFETY: the device is the library's, and the pointer is to a local nvmlPciInfo_t.
                 unsafe { function(raw, pci) }
             },
         )?;
@@ -263,7 +263,7 @@ impl Session<'_> {
         let mut active = Vec::new();
         for link in 0..LINKS {
             let state = try_ask(self.table.device_get_nvlink_state, |function, state: &mut c_uint| {
-                // SAFETY: the device is the library's, and the pointer is to an unsigned int of ours.
+                // SAFETY: the device is the library's, and the pointer is to a local unsigned int.
                 unsafe { function(asked.raw, link, state) }
             });
             match state {
@@ -292,7 +292,7 @@ impl Session<'_> {
         let (table, raw) = (self.table, asked.raw);
         let of = format!("GPU {}", asked.gpu.address);
         let version = try_ask(table.device_get_nvlink_version, |function, version: &mut c_uint| {
-            // SAFETY: the device is the library's, and the pointer is to an unsigned int of ours.
+            // SAFETY: the device is the library's, and the pointer is to a local unsigned int.
             unsafe { function(raw, link, version) }
         });
         let kind = self.ask(
@@ -365,7 +365,7 @@ impl Session<'_> {
             "nvmlDeviceGetTopologyCommonAncestor",
             self.table.device_get_topology_common_ancestor,
             |function, level: &mut c_int| {
-                // SAFETY: the devices are the library's, and the pointer is to an int of ours.
+                // SAFETY: the devices are the library's, and the pointer is to a local int.
                 unsafe { function(one.raw, two.raw, level) }
             },
         );

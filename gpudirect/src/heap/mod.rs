@@ -386,7 +386,7 @@ impl SymmetricHeap {
     /// A queue of so many slots (rounded up to a power of two) by which kernels of the device ask for puts. Without a context, for kernels that the processor runs.
     ///
     /// # Errors
-    /// What the GPU's driver says.
+    /// The CUDA driver's error.
     pub fn kernel_queue(&self, context: Option<&CudaContext>, slots: u32) -> Result<KernelQueue, HeapError> {
         let place = Place {
             heap: self.shared.data.device_ptr(),
@@ -407,7 +407,7 @@ impl SymmetricHeap {
     /// Puts in the order of a stream: to be called by all ranks in the same order, with whatever stream each likes.
     ///
     /// # Errors
-    /// [`HeapError::NoSignal`]; [`HeapError::NotPinned`] of a heap that was made without a GPU; what the GPU's driver says.
+    /// [`HeapError::NoSignal`]; [`HeapError::NotPinned`] of a heap that was made without a GPU; the CUDA driver's error.
     pub fn on(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
         let rounds = self.shared.rounds().count() as u64;
         let first = self.take_signals(rounds)?;

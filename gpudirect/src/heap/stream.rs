@@ -56,7 +56,7 @@ impl HeapStream {
     /// As [`SymmetricHeap::put`](super::SymmetricHeap::put), when all that is in the stream now is done.
     ///
     /// # Errors
-    /// As there; [`HeapError::Capturing`]; what the GPU's driver says.
+    /// As there; [`HeapError::Capturing`]; the CUDA driver's error.
     pub fn put(&mut self, from: Symmetric, to: Symmetric, peer: u32) -> Result<(), HeapError> {
         let descriptor = self.shared.moving(Operation::Put(None), from, to, peer)?;
         self.ask(&descriptor)
@@ -103,7 +103,7 @@ impl HeapStream {
     /// What comes into the stream from now on waits until the signal of this rank is `value` or beyond it, by the difference as a signed number. A stream waits as long as that takes: see [`SymmetricHeap::set_signal`](super::SymmetricHeap::set_signal).
     ///
     /// # Errors
-    /// What the GPU's driver says.
+    /// The CUDA driver's error.
     pub fn wait_signal(&mut self, signal: Signal, value: u64) -> Result<(), HeapError> {
         let word = self
             .shared
@@ -116,7 +116,7 @@ impl HeapStream {
     /// What comes into the stream from now on waits until all that was asked for here is done, or has failed: [`failure`](Self::failure) says so afterwards.
     ///
     /// # Errors
-    /// [`HeapError::Capturing`]; what the GPU's driver says.
+    /// [`HeapError::Capturing`]; the CUDA driver's error.
     pub fn quiet(&mut self) -> Result<(), HeapError> {
         self.check()?;
         let word = self.ring.words.span(COMPLETED).ok_or(HeapError::NotPinned)?;

@@ -111,7 +111,7 @@ impl Proxy {
     /// A queue for kernels of the context's device; without one, for kernels that the processor runs. `keep` is kept as long as the queue: what the memory of `place` lies in, for one.
     ///
     /// # Errors
-    /// What the GPU's driver says.
+    /// The CUDA driver's error.
     pub fn kernel_queue(
         &self,
         context: Option<&Context>,

@@ -1,6 +1,6 @@
 //! Posting in the order of streams: requests that wait for work of a GPU, and work of a GPU that waits for requests.
 //!
-//! A [`StreamQueue`] has a queue pair. What it is asked to post it posts when an event has come to pass, or all that a stream has before it is done ([`post_after`](StreamQueue::post_after)); and a stream can wait until that has completed
+//! A [`StreamQueue`] has a queue pair. What it is asked to post it posts when an event has completed, or all that a stream has before it is done ([`post_after`](StreamQueue::post_after)); and a stream can wait until that has completed
 //! ([`Posted::enqueue_wait`]). Neither keeps the caller waiting: a thread of the queue's own sees to it, by words in pinned memory that streams write and wait for.
 //!
 //! ```no_run
@@ -158,7 +158,7 @@ impl StreamQueue {
     /// A queue that posts to `qp`, driven by a thread of its own. `cq` has the completions of its requests, and of nothing else.
     ///
     /// # Errors
-    /// [`StreamError::NotSignalled`] of a queue pair that was not made by [`signal_all`](doorbell_verbs::QueuePairBuilder::signal_all); what the driver says.
+    /// [`StreamError::NotSignalled`] of a queue pair that was not made by [`signal_all`](doorbell_verbs::QueuePairBuilder::signal_all); the driver's error.
     pub fn spawn(context: &Context, qp: QueuePair, cq: CompletionQueue, idle: Idle) -> Result<Self, StreamError> {
         let (mut queue, mut poster) = Self::driven(context, qp, cq)?;
         let shared = Arc::clone(&queue.shared);
@@ -192,10 +192,10 @@ impl StreamQueue {
         Ok((Self { shared, thread: None }, poster))
     }
 
-    /// Posts what `build` makes, when `after` has come to pass. `build` runs on the queue's thread. A batch may have half as many requests as the send queue holds.
+    /// Posts what `build` makes, when `after` has completed. `build` runs on the queue's thread. A batch may have half as many requests as the send queue holds.
     ///
     /// # Errors
-    /// [`StreamError::Full`] of more than 256 posts that are not over; [`StreamError::Capturing`]; [`StreamError::Gone`]; what the driver says.
+    /// [`StreamError::Full`] of more than 256 posts that are not over; [`StreamError::Capturing`]; [`StreamError::Gone`]; the driver's error.
     pub fn post_after<'a>(
         &self,
         after: impl Into<After<'a>>,
@@ -244,7 +244,7 @@ impl StreamQueue {
     /// A batch that is posted each time a stream comes to it, in graphs too. `build` makes it anew each time.
     ///
     /// # Errors
-    /// [`StreamError::Gone`]; what the driver says.
+    /// [`StreamError::Gone`]; the driver's error.
     pub fn repeated(
         &self,
         build: impl for<'q> FnMut(&mut Batch<'q, 'static>) + Send + 'static,
@@ -278,7 +278,7 @@ impl Posted {
     /// What comes into the stream from now on waits until the post is over, whether it succeeded or failed.
     ///
     /// # Errors
-    /// [`StreamError::Capturing`]; what the driver says.
+    /// [`StreamError::Capturing`]; the driver's error.
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         if stream.is_capturing()? {
             return Err(StreamError::Capturing);

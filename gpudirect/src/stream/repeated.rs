@@ -111,7 +111,7 @@ impl RepeatedPost {
     /// Has the batch posted when all that is in the stream now is done; each time, where the stream is captured.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn enqueue_post(&self, stream: &Stream) -> Result<(), StreamError> {
         let armed = self.words.span(ARMED).ok_or(StreamError::Gone)?;
         stream.wait_value64(armed, Until::Equal(0))?;
@@ -121,7 +121,7 @@ impl RepeatedPost {
     /// What comes into the stream from now on waits until all that this stream, or those before it, have had posted by this is over, whether it succeeded or failed.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         let (armed, done) = (self.words.span(ARMED), self.words.span(COMPLETED));
         let (armed, done) = armed.zip(done).ok_or(StreamError::Gone)?;

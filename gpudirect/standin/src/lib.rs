@@ -206,7 +206,7 @@ impl Standin {
         self.call("standin_peers", can.into());
     }
 
-    /// What the driver says when it is started: how many devices (8 at most), and for which version of CUDA it is (13000 for 13.0).
+    /// The driver's error when it is started: how many devices (8 at most), and for which version of CUDA it is (13000 for 13.0).
     pub fn set_start(&self, devices: i32, version: i32) {
         // SAFETY: the function has this type.
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_start")(devices, version) }

@@ -85,7 +85,7 @@ impl Rig {
     /// `ranks` ranks on the driver's devices by turns, with `bytes` of input and of output each. `ptx`: kernels built otherwise.
     ///
     /// # Errors
-    /// What the driver says; devices that do not reach each other.
+    /// The driver's error; devices that do not reach each other.
     pub fn new(
         driver: Driver,
         ranks: usize,
@@ -154,7 +154,7 @@ impl Rig {
     /// Loads a function's kernels for all ranks, if they are not.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn prepare(&self, function: Function, lines: bool) -> Result<()> {
         let mut prepared = self.prepared.lock().map_err(|_| anyhow!("a thread has panicked"))?;
         if !prepared.insert((function.data, function.op.is_some(), lines)) {
@@ -246,7 +246,7 @@ impl Rig {
     /// Runs a case of the type `T` so many times in a row, from inputs of the seed, and fails unless the results are right each time.
     ///
     /// # Errors
-    /// What is wrong, or what the driver says.
+    /// What is wrong, or the driver's error.
     pub fn check<T: Number>(&self, case: &Case, way: Way, op: Option<ReduceOp>, seed: u64, times: u64) -> Result<()> {
         let plans = self.plans(case, way)?;
         let bytes = size_of::<T>();

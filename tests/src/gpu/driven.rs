@@ -22,7 +22,7 @@ impl Gpu {
     /// One with memory for every case of the sweep.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self> {
         Ok(Self {
             stream: Stream::new(context)?,

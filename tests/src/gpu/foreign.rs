@@ -32,7 +32,7 @@ impl Drop for Allocated {
 /// `len` bytes, which begin `skew` bytes behind where the allocation does. The context is current for this thread from then on.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 pub fn alloc(context: &Context, len: usize, skew: usize) -> Result<Foreign> {
     type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     context.make_current()?;

@@ -59,7 +59,7 @@ impl Rig {
     /// Runs a case of the type `T` so many times, from inputs of the seed, and fails unless the results are right each time.
     ///
     /// # Errors
-    /// What is wrong, or what the driver says.
+    /// What is wrong, or the driver's error.
     pub fn check_short<T: Number>(
         &self,
         case: &Case,
@@ -91,7 +91,7 @@ impl Rig {
     /// Broadcasts by turns what begins at each of `turns` places, the root as far ahead of the others as it can be, and fails unless all of them have all of it.
     ///
     /// # Errors
-    /// What is wrong, or what the driver says.
+    /// What is wrong, or the driver's error.
     pub fn check_ahead(&self, turns: usize, count: u64, two_steps: bool) -> Result<()> {
         let case = Case {
             collective: Collective::Broadcast,

@@ -1,4 +1,5 @@
-//! What is checked before a kernel is launched, and how the work is divided. The kernels themselves are run in tests/gpu, on a GPU and by the processor.
+//! Tests of validation and work division. The kernels themselves are run in tests/gpu, on a GPU and
+//! on the host.
 
 use super::plan::Function;
 use super::*;
@@ -94,7 +95,8 @@ fn memories_that_are_aligned_differently_have_no_groups() {
 
 #[test]
 fn partial_results_are_aligned_as_what_they_are() {
-    // Two elements of 2 bytes are 4 bytes of elements and 8 of partial results: 6 more of either are a multiple of 16.
+    // Two elements of 2 bytes are 4 bytes of elements and 8 of partial results: 6 more of either
+    // reach a multiple of 16.
     let reduction = sum(
         DataType::Bf16,
         &[elements(0x1004), partials(0x2008)],
@@ -106,7 +108,7 @@ fn partial_results_are_aligned_as_what_they_are() {
         found.contains("head: 6, groups: 11, count: 2, partials: 258,"),
         "{found}"
     );
-    // Of types that accumulate as themselves they are elements.
+    // For types that accumulate as themselves, partial results are elements.
     let reduction = sum(DataType::I32, &[partials(0x1000)], (Form::Partial, 0x2000), 100);
     assert!(format!("{:?}", reduction.unwrap().arguments).contains("partials: 0,"));
 }
@@ -169,7 +171,7 @@ fn scalars_are_for_sums_of_elements_and_of_their_accumulator() {
     };
     let reduction = scaled(elements(0x1000), 2.5f32.into(), Operator::Sum).unwrap();
     assert_eq!(reduction.kernel.to_string(), "reduce_f16_premulsum");
-    // The other source is multiplied with one.
+    // The factor of the other source is one.
     let (first, second) = (2.5f32.to_bits(), 1f32.to_bits());
     assert!(format!("{:?}", reduction.arguments).contains(&format!("scalars: [{first}, {second}, 0,")));
     assert!(matches!(

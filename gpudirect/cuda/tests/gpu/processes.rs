@@ -68,7 +68,7 @@ fn ipc(driver: Driver) -> Outcome {
         )
     };
     let mut address = 0;
-    // SAFETY: the context is current, and the pointer is to an address of ours.
+    // SAFETY: the context is current, and the pointer is to a local address.
     assert_eq!(unsafe { alloc(&raw mut address, BYTES) }, 0);
     // SAFETY: it is there until it is freed below.
     let memory = unsafe { Foreign::wrap(&setting.context, DevicePtr(address + 256), BYTES - 256, Arc::new(()))? };
