@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_cuda::DevicePtr;
 use doorbell_gpudirect::proxy::{
-    Cause, Descriptor, Operation, PeerMemory, Place, Proxy, Queue, Signalling, Update, Wire,
+    Connections, Descriptor, FailureCause, Operation, PeerMemory, Proxy, Queue, RankInfo, SignalOp, SignalUpdate,
 };
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Buffer, CompletionQueue, Library, QueuePair, RemoteAll};
@@ -56,7 +56,7 @@ impl World {
         // SAFETY: the buffer is kept by the wire until its queue pairs have gone; the test reads its bytes only when puts are done.
         let local = unsafe { data.alias(..) };
         let keep = Box::new((two, Arc::clone(&data), Arc::clone(&signals)));
-        let wire = Wire::new(&pd, cq, vec![(one, memory)], (local, BYTES as u64), keep).unwrap();
+        let wire = Connections::new(&pd, cq, vec![(one, memory)], (local, BYTES as u64), keep).unwrap();
         Self {
             proxy: Proxy::new(wire),
             data,
@@ -84,7 +84,7 @@ impl World {
     }
 }
 
-fn put(local: u64, remote: u64, len: u64, signalling: Option<Signalling>) -> Descriptor {
+fn put(local: u64, remote: u64, len: u64, signalling: Option<SignalUpdate>) -> Descriptor {
     Descriptor {
         operation: Operation::Put(signalling),
         peer: 0,
@@ -100,9 +100,9 @@ fn step_by_step() {
     let mut world = World::new();
     let queue = world.proxy.queue(64);
     assert!(!world.proxy.progress(), "nothing was asked for");
-    let add = |value| Signalling {
+    let add = |value| SignalUpdate {
         signal: 7,
-        update: Update::Add(value),
+        update: SignalOp::Add(value),
     };
     // More than the queue pair holds, at once: what does not fit is taken when there is room.
     for round in 0..20u64 {
@@ -121,17 +121,17 @@ fn step_by_step() {
 fn what_is_wrong_is_told_and_passed_over() {
     let mut world = World::new();
     let fine = put(0, 1024, 64, None);
-    let signal = |signal| Signalling {
+    let signal = |signal| SignalUpdate {
         signal,
-        update: Update::Set(u64::MAX),
+        update: SignalOp::Set(u64::MAX),
     };
     let cases = [
-        (Descriptor { peer: 1, ..fine }, Cause::Peer),
-        (put(BYTES as u64, 0, 1, None), Cause::Local),
-        (put(0, BYTES as u64 - 1, 2, None), Cause::Remote),
-        (put(0, 0, u64::MAX >> 8, None), Cause::Local),
-        (put(0, 8, 8, Some(signal(8))), Cause::Signal),
-        (put(0, 8, 8, Some(signal(u64::MAX >> 8))), Cause::Signal),
+        (Descriptor { peer: 1, ..fine }, FailureCause::Peer),
+        (put(BYTES as u64, 0, 1, None), FailureCause::Local),
+        (put(0, BYTES as u64 - 1, 2, None), FailureCause::Remote),
+        (put(0, 0, u64::MAX >> 8, None), FailureCause::Local),
+        (put(0, 8, 8, Some(signal(8))), FailureCause::Signal),
+        (put(0, 8, 8, Some(signal(u64::MAX >> 8))), FailureCause::Signal),
     ];
     for (descriptor, cause) in cases {
         let queue = world.proxy.queue(4);
@@ -154,7 +154,7 @@ fn the_proxy_goes() {
     let world = World::new();
     let queue = world.proxy.queue(4);
     queue.put(&put(0, 1024, 64, None)).unwrap();
-    let place = Place {
+    let place = RankInfo {
         heap: DevicePtr(0),
         signals: DevicePtr(0),
         rank: 0,
@@ -162,6 +162,6 @@ fn the_proxy_goes() {
     };
     let kernels = world.proxy.kernel_queue(None, 4, place, Arc::new(())).unwrap();
     drop(world.proxy);
-    assert_eq!(queue.quiet(Some(PATIENCE)).unwrap_err().cause, Cause::Stopped);
-    assert_eq!(kernels.failure().unwrap().cause, Cause::Stopped);
+    assert_eq!(queue.quiet(Some(PATIENCE)).unwrap_err().cause, FailureCause::Stopped);
+    assert_eq!(kernels.failure().unwrap().cause, FailureCause::Stopped);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use doorbell_cuda::{CaptureMode, Context as CudaContext, Event, HostMemory, Memory as _, Stream, Until};
 use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_gpudirect::proxy::Idle;
+use doorbell_gpudirect::proxy::IdlePolicy;
 use doorbell_gpudirect::stream::{StreamError, StreamQueue};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
@@ -95,7 +95,7 @@ fn posts_wait_for_streams_and_streams_for_posts() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let (queue, mut poster) = StreamQueue::driven(&context, qp, cq).unwrap();
+    let (queue, mut poster) = StreamQueue::without_thread(&context, qp, cq).unwrap();
     let (stream, behind) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
     let closed = gate(&context, &stream);
     let (buffer, to) = (pair.buffer(77), pair.word(0));
@@ -110,10 +110,10 @@ fn posts_wait_for_streams_and_streams_for_posts() {
     for _ in 0..100 {
         assert!(!poster.progress(), "the stream has not come so far");
     }
-    assert!(!posted.is_over());
+    assert!(!posted.is_complete());
     assert!(!behind.is_idle().unwrap());
     open(&closed);
-    while !posted.is_over() {
+    while !posted.is_complete() {
         poster.progress();
     }
     behind.synchronize().unwrap();
@@ -132,7 +132,7 @@ fn posts_wait_for_events_in_their_order() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let stream = Stream::new(&context).unwrap();
     let never = Event::new(&context).unwrap();
     let (event, to) = (Event::new(&context).unwrap(), pair.word(0));
@@ -152,10 +152,10 @@ fn posts_wait_for_events_in_their_order() {
     );
     drop(first.finish(PATIENCE).unwrap());
     assert_eq!(pair.value(0), 1);
-    assert!(!second.is_over() && !third.is_over());
+    assert!(!second.is_complete() && !third.is_complete());
     open(&closed);
     third.finish(PATIENCE).unwrap();
-    assert!(second.is_over());
+    assert!(second.is_complete());
     assert_eq!(pair.value(0), 3);
 }
 
@@ -165,7 +165,7 @@ fn long_chains() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let stream = Stream::new(&context).unwrap();
     let to = [pair.word(0), pair.word(1)];
     for value in 1u64..=600 {
@@ -197,7 +197,7 @@ fn graphs_post_each_time() {
     let standin = Standin::load(Manner::Prompt);
     let context = context(&standin);
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let stream = Stream::new(&context).unwrap();
     let (to, mut time) = (pair.word(0), 0u64);
     let buffers = pair
@@ -254,7 +254,7 @@ fn failures_let_streams_go() {
 
     // Refused when it is posted, by the peer, and because that broke the queue pair.
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let fine = pair.word(0);
     let wrong = Remote::<Write>::from_raw(fine.addr(), fine.rkey().0 ^ 0x5500, 8);
     let writes = |to: Remote<Write>, count: u64| {
@@ -288,7 +288,7 @@ fn failures_let_streams_go() {
 
     // The queue goes, while posts wait for a stream that waits for the posts.
     let (pair, qp, cq) = Pair::new();
-    let queue = StreamQueue::spawn(&context, qp, cq, Idle::default()).unwrap();
+    let queue = StreamQueue::spawn(&context, qp, cq, IdlePolicy::default()).unwrap();
     let (closed, other) = (gate(&context, &stream), Stream::new(&context).unwrap());
     let to = pair.word(0);
     let posted = queue.post_after(&stream, move |batch| {
@@ -310,11 +310,11 @@ fn what_cannot_be_had() {
     let context = context(&standin);
     let (_pair, qp, cq) = Pair::with(false);
     assert!(matches!(
-        StreamQueue::driven(&context, qp, cq),
+        StreamQueue::without_thread(&context, qp, cq),
         Err(StreamError::NotSignalled)
     ));
     let (_pair, qp, cq) = Pair::new();
-    let (queue, poster) = StreamQueue::driven(&context, qp, cq).unwrap();
+    let (queue, poster) = StreamQueue::without_thread(&context, qp, cq).unwrap();
     let stream = Stream::new(&context).unwrap();
     let posted = queue.post_after(&stream, |_| {}).unwrap();
     let late = posted.finish(Some(Duration::from_millis(5))).unwrap_err();
@@ -322,7 +322,7 @@ fn what_cannot_be_had() {
         panic!("{late}")
     };
     drop(poster);
-    assert!(posted.is_over());
+    assert!(posted.is_complete());
     assert!(matches!(queue.post_after(&stream, |_| {}), Err(StreamError::Gone)));
     assert!(matches!(queue.repeated(|_| {}), Err(StreamError::Gone)));
 }

@@ -1,4 +1,4 @@
-//! The communicator of ranks that have GPUs: its operations go into streams.
+//! The communicator of ranks with GPUs: stream-ordered collectives.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -23,20 +23,25 @@ use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
 
-/// Staging memory at most, where nothing else is said.
+/// The default limit of staging memory.
 const STAGING: usize = 1 << 30;
 
-/// One rank of those that make collectives together, on memory of its GPU.
+/// One rank of a group that performs collectives on GPU memory.
 ///
-/// Operations are put into a stream and return at once: they are done in its order, and what is put into it behind them finds their results. All ranks call the same in the same order, with the same counts, operators and settings; and
-/// memory alike: in place on all or on none, and [registered](Self::register) on all or on none. The stream may be another each time.
+/// Operations are enqueued on a stream and return at once; later work of the stream sees their
+/// results. All ranks call the same operations in the same order, with the same counts, operators
+/// and settings, and with equivalent memory: in place on all ranks or on none, and
+/// [registered](Self::register) on all or on none. Each call may use another stream.
 ///
-/// Operations can be captured into a graph ([`capture`](Self::capture)), if GPUs do them, and launched as often as all ranks do so. A launch counts as what was captured, in the order of calls: it is for the caller to see that its stream comes behind
-/// those of the operations before it.
+/// Operations can be captured into a graph ([`capture`](Self::capture)) if the GPUs execute them,
+/// and launched equally often by all ranks. In the order of calls a launch counts as the captured
+/// operations; the caller orders its stream behind those of earlier operations.
 ///
-/// What fails shows at the next call, or [`check`](Self::check). When a rank is gone, or has given up, on all others what waits for it in streams is let go on: its results are of no use, and the GPUs can be used as before.
+/// Failures are reported by the next call, or [`check`](Self::check). When a rank is gone or has
+/// aborted, stream waits for it are released on all other ranks: their results are invalid, and the
+/// GPUs remain usable.
 pub struct GpuCommunicator {
-    // In this order: it looks at the others until the end.
+    // Declared first: the watchdog runs until the other fields are dropped.
     watcher: Watcher,
     state: Mutex<State>,
     way: Way,
@@ -46,10 +51,10 @@ pub struct GpuCommunicator {
     options: GpuOptions,
 }
 
-/// How operations are done.
+/// How operations are executed.
 enum Way {
     Direct(Arc<Peers>),
-    /// By the host, and why.
+    /// Through host memory, and why.
     Staged(String),
 }
 
@@ -59,14 +64,14 @@ struct State {
     kernels: Option<Kernels>,
     beside: Option<Beside>,
     registered: Vec<Registered>,
-    /// Memory for inputs that are multiplied first.
+    /// Scratch memory for inputs that are scaled first.
     scaled: Option<DeviceMemory>,
-    /// The end of the operation before: in which stream, and whether in a graph.
+    /// The end of the previous operation: its stream, its event, and whether it was captured.
     last: Option<(Stream, Event, bool)>,
 }
 
 impl State {
-    /// What of this rank's others may have open that goes by no descriptor. All else is let go of.
+    /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
     fn lent(self) -> Vec<Part> {
         let lent = self
             .registered
@@ -76,17 +81,19 @@ impl State {
     }
 }
 
-/// Memory that all ranks have registered together.
+/// Memory registered by all ranks together.
 struct Registered {
     own: Part,
     mapped: Mapped,
 }
 
 impl GpuCommunicator {
-    /// A rank with a GPU, of a communicator. All ranks call it at the same time; those that have none call [`Communicator::without_gpu`].
+    /// Creates a rank with a GPU. Collective: all ranks call it at the same time; those without a
+    /// GPU call [`Communicator::without_gpu`].
     ///
     /// # Errors
-    /// When a rank does not come, or the driver refuses something. That GPUs do not reach each other is none: see [`why_staged`](Self::why_staged).
+    /// If a rank does not arrive, or the driver refuses something. Missing peer access between GPUs
+    /// is not an error: see [`why_staged`](Self::why_staged).
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
         let (options, sizes) = agree(&comm, options, Some(context))?;
         let met =
@@ -98,7 +105,8 @@ impl GpuCommunicator {
         };
         let comm = Arc::new(comm);
         Self::with(&comm, context, options, way)
-            // The others have met this rank, and would wait for it until the deadline.
+            // The others have completed the exchange, and would wait for this rank until the
+            // deadline.
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
     }
 
@@ -124,19 +132,20 @@ impl GpuCommunicator {
         })
     }
 
-    /// The communicator that it was made of, for operations on memory of the host. They have no order with those of streams, so all ranks see to it that they call both in one order, with nothing of the other under way.
+    /// The underlying communicator, for operations on host memory. These are unordered with stream
+    /// operations, so all ranks must call both in one order, without overlap.
     #[must_use]
     pub fn host(&self) -> &Communicator {
         &self.comm
     }
 
-    /// Which rank this is.
+    /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.comm.rank()
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.comm.size()
@@ -148,7 +157,7 @@ impl GpuCommunicator {
         &self.context
     }
 
-    /// What ranks map of each other, where they do.
+    /// The ranks' mapped memory, if they use peer access.
     #[must_use]
     pub fn peers(&self) -> Option<&Arc<Peers>> {
         match &self.way {
@@ -157,7 +166,8 @@ impl GpuCommunicator {
         }
     }
 
-    /// What does an operation, whose output is registered or not, and by which algorithm, where the GPUs do it.
+    /// The executor and algorithm of an operation, with a registered output or not, if the GPUs
+    /// execute it.
     #[must_use]
     pub fn way(
         &self,
@@ -177,7 +187,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// Why operations go through the host's memory, if they do: the same on all ranks.
+    /// Why operations are staged through host memory, if they are: the same on all ranks.
     #[must_use]
     pub fn why_staged(&self) -> Option<&str> {
         match &self.way {
@@ -186,10 +196,11 @@ impl GpuCommunicator {
         }
     }
 
-    /// Whether all is well, as far as is known: what the next operation would say.
+    /// Whether the communicator has failed: the error that the next operation would return.
     ///
     /// # Errors
-    /// When a rank is gone or has given up, an operation has not finished in its time, or the host's part of one has failed.
+    /// If a rank is gone or has aborted, an operation has exceeded its deadline, or the host's part
+    /// of one has failed.
     pub fn check(&self) -> Result<(), GpuError> {
         if let Some(error) = self.staged.error() {
             return Err(error);
@@ -200,17 +211,25 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Fails all operations on all ranks: what waits in streams is let go on. See [`Communicator::abort`].
+    /// Fails all operations on all ranks and releases stream waits. See [`Communicator::abort`].
     pub fn abort(&self, reason: &str) {
         self.comm.abort(reason);
     }
 
-    /// Registers memory with the other ranks: results of operations on it are put straight where they belong, by whoever has them. All ranks call it together, each with memory of its own, as long as all others'.
+    /// Registers memory with the other ranks, so that results in it are stored directly by the
+    /// ranks that produce them. Collective: each rank registers memory of the same length.
     ///
-    /// It may be [`DeviceMemory`], or what somebody else has allocated, as PyTorch has ([`Foreign`](doorbell_cuda::Foreign)). Of that, what does not go by descriptor (`cudaMalloc`'s does not) is kept as long as others have it by the ranks' calling [`deregister`](Self::deregister) or
-    /// [`destroy`](Self::destroy); whoever drops the communicator without either keeps it himself until the others have done so, too. It goes to other processes alone: not to ranks that are threads of one.
+    /// It may be [`DeviceMemory`], or memory allocated elsewhere such as PyTorch's
+    /// ([`Foreign`](doorbell_cuda::Foreign)). Of the latter, memory that cannot be shared by
+    /// descriptor (from `cudaMalloc`) must outlive the others' mappings: it is kept until all ranks
+    /// have called [`deregister`](Self::deregister) or [`destroy`](Self::destroy); if the
+    /// communicator is dropped without either, the caller must keep it until the others have done
+    /// so too. It can be shared with other processes only, not between ranks that are threads of
+    /// one.
     ///
-    /// From then on, an operation whose output lies in registered memory has it there on all ranks: in what was registered by the same call, at the same offset. (Gather, scatter and reduce do not look at it.)
+    /// An operation whose output lies in registered memory then finds it on all ranks, in the
+    /// memory of the same registration at the same offset. (Gather, scatter and reduce do not use
+    /// it.)
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
@@ -232,7 +251,9 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Forgets memory that was registered. All ranks call it, between the same operations. Where any of it goes by no descriptor it returns when the operations before are done and all ranks have let go of it, or when the communicator has failed; graphs that use it are for the caller to drop first.
+    /// Deregisters memory. Collective: all ranks call it between the same operations. For memory
+    /// shared by IPC handle it returns once earlier operations are done and all ranks have closed
+    /// it, or the communicator has failed; graphs that use it must be dropped first.
     pub fn deregister(&self, memory: &impl Memory) {
         let start = memory.all().device_ptr();
         let mut state = self.state();
@@ -248,22 +269,24 @@ impl GpuCommunicator {
             return;
         }
         if let Some((_, end, false)) = &state.last {
-            // Whatever it says: nothing of it goes on then.
+            // After an error, too, no work is left that uses it.
             let _ = end.synchronize();
         }
         drop((state, mapped));
         self.context.reap();
-        // Who does not come any more has let go of it, too.
+        // A rank that is gone has closed it, too.
         let _ = self
             .comm
             .exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
         drop(own);
     }
 
-    /// Captures what `work` puts into `stream` by this communicator, for a graph. All ranks do so, with the same operations.
+    /// Captures the operations that `work` enqueues on `stream` into a graph. Collective: all ranks
+    /// capture the same operations.
     ///
     /// # Errors
-    /// The error of `work`, what the driver says of the capture, or [`GpuError::Refused`] where the host has a part in operations.
+    /// The error of `work`, the driver's error for the capture, or [`GpuError::Refused`] if
+    /// operations are staged through the host.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
         if let Way::Staged(reason) = &self.way {
             return Err(GpuError::Refused {
@@ -293,10 +316,10 @@ impl GpuCommunicator {
         }
     }
 
-    /// Says goodbye: returns when all ranks have come here. What is in streams is done all the same.
+    /// Shuts down: returns when all ranks have called it. Enqueued work still completes.
     ///
     /// # Errors
-    /// As [`Communicator::destroy`], and of the host's part of operations.
+    /// As [`Communicator::destroy`], and failures of the host's part of operations.
     pub fn destroy(self) -> Result<(), GpuError> {
         let Self {
             watcher,
@@ -319,20 +342,21 @@ impl GpuCommunicator {
                 None => Ok(()),
             },
         };
-        // Nobody has it open any more.
+        // No rank has it open any more.
         drop(lent);
         parted
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it is held leaves it as it was before a step.
+        // A panic while it is locked leaves it in the state before a step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an operation into `stream`.
+    /// Enqueues an operation on `stream`.
     ///
     /// # Errors
-    /// What was called wrongly, or what has failed by now. What fails later, the next call says. Where the driver refuses this rank's part outside of a capture, the communicator has failed on all ranks.
+    /// Misuse, or an earlier failure. Later failures are reported by the next call. If the driver
+    /// refuses this rank's part outside of a capture, the communicator fails on all ranks.
     pub fn enqueue(&self, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.check()?;
         let case = Case {
@@ -359,7 +383,8 @@ impl GpuCommunicator {
         done
     }
 
-    /// Of an operation that was not begun whole, has the end of what was begun waited for when this is dropped: only then is what it uses freed. Where the driver refuses that too, there is nothing to wait by.
+    /// For a partly enqueued operation: has its work waited for on drop, before the resources are
+    /// freed. If the driver refuses the event, there is nothing to wait on.
     fn expect_what_was_begun(&self, stream: &Stream) {
         let state = self.state();
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
@@ -372,7 +397,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// Puts a checked one into `stream`.
+    /// Enqueues a validated operation on `stream`.
     fn put(&self, checked: &Checked<'_>, case: &Case, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
@@ -425,7 +450,8 @@ impl GpuCommunicator {
             .scale
             .filter(|_| checked.scalar.is_some())
             .map_or(0, |scalar| scalar.bits());
-        // Of gather and reduce the others do not know where the root's is, and of scatter not all have it at one offset.
+        // For gather and reduce the other ranks do not know the root's output address, and for
+        // scatter the offsets differ.
         let is_alike = !matches!(
             call.collective,
             Collective::Gather | Collective::Reduce | Collective::Scatter
@@ -468,7 +494,8 @@ impl GpuCommunicator {
             }
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
-                // What may wait for the device is done before anything in it waits for another rank.
+                // Loading may wait for the whole device, so it precedes all work that waits for
+                // other ranks.
                 copies.ready(&first)?;
                 beside.run(
                     stream,
@@ -479,7 +506,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// Puts an operation into `stream`, for the copy engines. They do not multiply: that is done before.
+    /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
     fn by_copies(
         &self,
         copies: &mut Copies,
@@ -516,10 +543,11 @@ impl GpuCommunicator {
 }
 
 impl Communicator {
-    /// For a rank that has no GPU, when others of the communicator make a [`GpuCommunicator`] of it: tells them so. From then on, what this rank calls of memory of the host and what they call of streams are one operation.
+    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
+    /// informs them. From then on, its operations on host memory and their stream operations match.
     ///
     /// # Errors
-    /// When a rank does not come.
+    /// If a rank does not arrive.
     pub fn without_gpu(&self) -> Result<(), GpuError> {
         let (_, sizes) = agree(self, GpuOptions::default(), None)?;
         self.exchanging(|group| Ok(Peers::meet(group.control_mut(), self.rank(), None, sizes)))??
@@ -528,7 +556,7 @@ impl Communicator {
     }
 }
 
-/// What rank 0 says of the options, and the least that any rank has of memory.
+/// Agrees on rank 0's options, and on the minimum of all ranks' memory sizes.
 fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) -> Result<(GpuOptions, Sizes), GpuError> {
     let staging = match (options.sizes, context) {
         (Some(sizes), _) => sizes.staging,

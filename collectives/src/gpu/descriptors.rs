@@ -1,7 +1,10 @@
-//! File descriptors between the ranks of a host: how each gets what stands for the others' device memory.
+//! File descriptor passing between the ranks of a host: each receives the descriptors of the
+//! others' device memory.
 //!
-//! A rank listens at an abstract Unix address (unix(7)) with a random name, tells it over the control mesh, and gives its descriptor to whoever connects and is of the same user. The descriptors of a driver cannot be opened from
-//! `/proc/PID/fd`, as a memfd's can, for there is nothing behind them to open anew. Nothing is left when it is over: the address goes with its socket.
+//! A rank listens on an abstract Unix socket (unix(7)) with a random name, sends the name over the
+//! control mesh, and passes its descriptor (SCM_RIGHTS) to peers that present the name and run as
+//! the same user. A driver's descriptors cannot be reopened through `/proc/PID/fd` as a memfd's
+//! can. Nothing is left behind: the address disappears with its socket.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,19 +19,21 @@ use crate::bootstrap::{Exchange, ExchangeError, Nonce};
 use crate::executor::boot;
 use crate::types::Rank;
 
-/// Bytes of what a rank tells: its kernel and the name of its address.
+/// Bytes of an offer: the boot id and the socket name.
 const OFFER: usize = 32;
-/// Bytes that whoever connects says first: the name, and its rank.
+/// Bytes of a hello: the name, and the sender's rank.
 const HELLO: usize = 20;
-/// How long ranks of one host may take to give what they have promised.
+/// The time limit of the exchange between ranks of one host.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at an address that nobody has connected to.
+/// The poll interval of a socket without pending connections.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Gives each rank of this host `own`, and returns what each gave, by rank: none of those that cannot be reached so, nor of this rank itself. All ranks call it.
+/// Passes `own` to each rank of this host, and returns the descriptors received, by rank: none for
+/// unreachable ranks, nor for this rank. Collective.
 ///
 /// # Errors
-/// Of the exchange. What goes wrong between two ranks of a host is none: they do not reach each other then.
+/// Those of the exchange. Failures between two ranks of a host are not errors: they then have no
+/// access to each other.
 pub(super) fn share(
     exchange: &mut dyn Exchange,
     rank: Rank,
@@ -41,7 +46,7 @@ pub(super) fn share(
         .zip(&said)
         .map(|(peer, offer)| door.as_ref().filter(|_| peer != rank)?.connect(offer, rank))
         .collect();
-    // Nobody waits for one who could not connect.
+    // Failed connections are announced, so that no rank waits for them.
     let mine: Vec<u8> = connected.iter().map(|one| u8::from(one.is_some())).collect();
     let theirs = exchange.all_gather(&mine)?;
     let coming: Vec<_> = theirs.iter().map(|one| one.get(rank.index()) == Some(&1)).collect();
@@ -51,7 +56,7 @@ pub(super) fn share(
     Ok(connected.iter_mut().map(|stream| receive(stream.as_mut()?)).collect())
 }
 
-/// An address of this rank's.
+/// A rank's listening socket.
 struct Door {
     listener: UnixListener,
     boot: [u8; 16],
@@ -77,7 +82,7 @@ impl Door {
         offer
     }
 
-    /// Connects to a peer on the same kernel, and says who this is.
+    /// Connects to a peer on the same kernel, and sends the hello.
     fn connect(&self, offer: &[u8], rank: Rank) -> Option<UnixStream> {
         let (boot, name) = offer.split_first_chunk::<16>()?;
         let name: [u8; 16] = name.try_into().ok()?;
@@ -91,7 +96,7 @@ impl Door {
         is_ours(&stream).then_some(stream)
     }
 
-    /// Gives `descriptor` to the ranks that have connected, and to nobody else.
+    /// Passes `descriptor` to the connecting ranks, and to no other process.
     fn serve(&self, descriptor: BorrowedFd<'_>, coming: &[bool]) {
         let until = Instant::now() + PATIENCE;
         let mut left = coming.to_vec();
@@ -104,7 +109,7 @@ impl Door {
                     let Some(waited) = left.get_mut(peer.index()) else {
                         continue;
                     };
-                    // It has gone if it does not take it, and says so itself.
+                    // A peer that does not take it is gone, and reports that itself.
                     let _ = give(&stream, descriptor);
                     *waited = false;
                 }
@@ -113,7 +118,8 @@ impl Door {
         }
     }
 
-    /// Who has connected, if it is a rank of this user's that knows the name from the control mesh.
+    /// The rank of an accepted connection, if it has the same user and presents the name from the
+    /// control mesh.
     fn greeted(&self, stream: Option<UnixStream>) -> Option<Rank> {
         let mut stream = stream?;
         is_ours(&stream).then_some(())?;
@@ -131,7 +137,7 @@ fn address(name: &[u8; 16]) -> Option<SocketAddr> {
     SocketAddr::from_abstract_name(format!("doorbell-gpu-{digits:032x}")).ok()
 }
 
-/// Whether the other end is a process of this user.
+/// Whether the peer process has the same user.
 fn is_ours(stream: &UnixStream) -> bool {
     getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }
@@ -143,7 +149,7 @@ fn give(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {
     sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&[1])], &rights, flags, None).map(drop)
 }
 
-/// What the other end gives; none if it gives nothing in time.
+/// Receives the peer's descriptor; `None` after the timeout.
 fn receive(stream: &mut UnixStream) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut bytes = [IoSliceMut::new(&mut byte)];
@@ -158,7 +164,8 @@ fn receive(stream: &mut UnixStream) -> Option<OwnedFd> {
     let mut given = Vec::new();
     for control in message.cmsgs().ok()? {
         if let ControlMessageOwned::ScmRights(descriptors) = control {
-            // SAFETY: the kernel has opened them for this process just now, and nobody else knows of them.
+            // SAFETY: the kernel has just installed them in this process, so they have no other
+            // owner.
             given.extend(
                 descriptors
                     .into_iter()

@@ -1,6 +1,8 @@
-//! The executor of plans by kernels: one launch for an operation, in which every block of threads goes through the lowered plan.
+//! The plan-executing kernels: one launch per operation, in which every thread block executes the
+//! lowered plan.
 //!
-//! A rank is given what its kernels need of the others, which is their arenas' addresses, and nothing else of them: [`Peers`](super::Peers) maps these, or a test that has all ranks in one process.
+//! Of its peers a rank's kernels need only the arenas' addresses: [`Peers`](super::Peers) maps
+//! these, or a test with all ranks in one process.
 
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
@@ -12,7 +14,7 @@ use super::program::{Arguments, Counted, Cut, Function, Geometry, MAX_THREADS, M
 use crate::plan::{Schedule, Shape};
 use crate::types::{Rank, ReduceOp};
 
-/// One rank's kernels.
+/// The kernel executor of a rank.
 #[derive(Debug)]
 pub struct KernelExecutor {
     kernels: CollectiveKernels,
@@ -22,21 +24,21 @@ pub struct KernelExecutor {
     stop: u64,
 }
 
-/// A plan for one rank.
+/// The lowered plan of a rank.
 #[derive(Debug)]
 pub struct Plan {
     shape: Shape,
     lowered: Lowered,
-    /// Whether outputs must be mapped.
+    /// Whether outputs must be mapped by peers.
     direct: bool,
 }
 
-/// An operation's memory.
+/// The memory of an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation<'a> {
     /// The input's address.
     pub input: u64,
-    /// The output's.
+    /// The output's address.
     pub output: u64,
     /// All ranks' outputs, if they are mapped.
     pub outputs: Option<&'a [u64]>,
@@ -45,7 +47,8 @@ pub struct Operation<'a> {
 }
 
 impl Plan {
-    /// Lowers `schedule` for `rank`: with outputs that are mapped by all ranks (`direct`) or not, and input and output in one memory or not.
+    /// Lowers `schedule` for `rank`: with outputs mapped by all ranks (`direct`) or not, and in
+    /// place or not.
     ///
     /// # Errors
     /// [`LowerError`], the same on all ranks.
@@ -64,7 +67,7 @@ impl Plan {
         })
     }
 
-    /// What the rank does.
+    /// The lowered program of the rank.
     #[must_use]
     pub fn lowered(&self) -> &Lowered {
         &self.lowered
@@ -72,8 +75,10 @@ impl Plan {
 }
 
 impl KernelExecutor {
-    /// The kernels of `rank` in `context`. `arenas` are all ranks' arenas as that context has them, `areas` is how they are divided; `stop` is the address of a word that is not 0 from when all are to give up. Launches have at most
-    /// `blocks` blocks of threads, the same on all ranks.
+    /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
+    /// that context, `areas` their layout; `stop` is the address of a word that becomes nonzero
+    /// when all kernels must abort. Launches have at most `blocks` thread blocks, the same on all
+    /// ranks.
     #[must_use]
     pub fn new(
         kernels: CollectiveKernels,
@@ -92,26 +97,27 @@ impl KernelExecutor {
         }
     }
 
-    /// The same with the kernels of this toolkit.
+    /// The same with the embedded kernels.
     #[must_use]
     pub fn of(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64, blocks: u32) -> Self {
         Self::new(CollectiveKernels::new(context), rank, arenas, areas, stop, blocks)
     }
 
-    /// How an arena is divided.
+    /// The kernels' layout of an arena.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Loads the kernel of a function, and runs it once with nothing to do: before a stream is captured, and before anything of the device waits for another rank. A driver may put off loading to the first launch, which waits for all of the
-    /// device then.
+    /// Loads the kernel of a function and runs it once without work: before a capture, and before
+    /// any work of the device waits for another rank. A driver may load it lazily at the first
+    /// launch, and then waits for the whole device.
     ///
     /// # Errors
     /// The driver's error.
     pub fn prepare(&self, stream: &Stream, function: Function, lines: bool) -> Result<(), GpuError> {
         let kernel = self.kernel(function, lines)?;
-        // SAFETY: the kernel's only argument is this struct, by which it has nothing to do.
+        // SAFETY: the kernel's only parameter is this struct, which describes no work.
         unsafe { kernel.launch(stream, Launch::linear(1, 32), &[&Arguments::NOTHING], &[])? };
         stream.synchronize()?;
         Ok(())
@@ -129,14 +135,16 @@ impl KernelExecutor {
         })
     }
 
-    /// Puts an operation into `stream`. All ranks do so with the same plan, count, function and cut, in the same order. `uses` is kept until it is done.
+    /// Enqueues an operation on `stream`. Collective: all ranks use the same plan, count, function
+    /// and launch shape, in the same order. `uses` is kept until it is done.
     ///
     /// # Safety
-    /// The addresses must be those of memory of `count`'s elements, as the plan's places are, which the device reaches until the operation is done on all ranks, and nobody else may write what it reads, or touch what it writes, from when
-    /// the stream comes to it until it is done there.
+    /// The addresses must be those of memory with `count` elements, in the plan's layout,
+    /// accessible to the device until the operation is done on all ranks. While it executes,
+    /// nothing else may write its sources or access its targets.
     ///
     /// # Errors
-    /// [`GpuError`]; nothing was begun.
+    /// [`GpuError`]; nothing was enqueued.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -196,7 +204,8 @@ impl KernelExecutor {
         .map_err(|error| misuse(error.to_string()))?;
         let kernel = self.kernel(function, cut.lines)?;
         let launch = Launch::linear(cut.blocks, cut.threads);
-        // SAFETY: the kernel's only argument is this struct, of its version; the caller answers for what is in it.
+        // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
+        // for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }

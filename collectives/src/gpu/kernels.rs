@@ -1,4 +1,5 @@
-//! The [executor by kernels](super::kernel) of one communicator: its plans, and its kernels made ready; and that of [short operations](super::small).
+//! The kernel executors of one communicator, for [plans](super::kernel) and [short
+//! operations](super::small): plan cache and kernel warm-up.
 
 use std::sync::Arc;
 
@@ -16,10 +17,10 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// Plans that are kept.
+/// Cached plans.
 const KEPT: usize = 64;
 
-/// What a plan was lowered from.
+/// What a lowered plan depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     collective: Collective,
@@ -29,12 +30,12 @@ struct Key {
     in_place: bool,
 }
 
-/// One rank's.
+/// The kernel executors of a rank.
 pub(super) struct Kernels {
     peers: Arc<Peers>,
     executor: KernelExecutor,
     small: SmallExecutor,
-    /// The last used comes last.
+    /// In LRU order, the most recent last.
     plans: Vec<(Key, Plan)>,
     /// The kernels that have run.
     warm: Vec<(DataType, bool, bool)>,
@@ -67,7 +68,7 @@ impl Kernels {
         }
     }
 
-    /// Puts a short operation into `stream`.
+    /// Enqueues a short operation on `stream`.
     pub(super) fn run_short(
         &self,
         call: &GpuCall<'_>,
@@ -96,11 +97,12 @@ impl Kernels {
             *place = span;
             used += 1;
         }
-        // SAFETY: as in `run`; and the cut is of the sizes that all ranks have agreed on, by which the arenas were made.
+        // SAFETY: as in `run`; and the launch shape is derived from the sizes that all ranks have
+        // agreed on, with which the arenas were allocated.
         unsafe { self.small.launch(stream, &operation, function, cut, &uses[..used]) }
     }
 
-    /// Puts an operation into `stream`.
+    /// Enqueues an operation on `stream`.
     pub(super) fn run(
         &mut self,
         operation: &Operation<'_>,
@@ -142,12 +144,14 @@ impl Kernels {
         if let Some((mapped, _)) = operation.registered {
             uses.extend(mapped.memories().iter().map(Memory::all));
         }
-        // SAFETY: input and output were found to hold what the operation needs, and arenas and what is registered are mapped; all of it is kept. That nobody else touches it meanwhile is for the callers on all ranks to see to, as with copies, and
-        // concerns the memory of devices alone, of which nobody has references.
+        // SAFETY: input and output were validated to hold the operation's elements, arenas and
+        // registered memory are mapped, and all of it is kept. Exclusive use meanwhile is the
+        // callers' obligation on all ranks, as with copies, and concerns device memory alone, of
+        // which no references exist.
         unsafe { self.executor.launch(stream, plan, function, cut, launched, &uses) }
     }
 
-    /// Has a kernel run once: see [`KernelExecutor::prepare`].
+    /// Warms up a kernel: see [`KernelExecutor::prepare`].
     fn warm(&mut self, function: Function, lines: bool) -> Result<(), GpuError> {
         let name = (function.data, function.op.is_some(), lines);
         if !self.warm.contains(&name) {
@@ -158,14 +162,14 @@ impl Kernels {
         Ok(())
     }
 
-    /// Has the plan of an operation as the last one.
+    /// Looks up or lowers the operation's plan, and makes it the most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let key = Key {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,
             direct: operation.registered.is_some(),
-            // Of those with a root only the root knows, and it is the same to the others.
+            // For rooted collectives only the root knows, and the others are unaffected.
             in_place: operation.in_place && !operation.collective.has_root(),
         };
         if let Some(known) = self.plans.iter().rposition(|(known, _)| *known == key) {

@@ -1,6 +1,8 @@
-//! What a rank tells the others of memory that they are to map: its *terms* over the control mesh, and a descriptor by [`descriptors`](super::descriptors).
+//! The description of memory that peers are to map: its attributes go over the control mesh, its
+//! file descriptor through [`descriptors`](super::descriptors).
 //!
-//! The descriptor is the memory's own; or, of memory that somebody else has allocated and that goes by the older kind of handle, a file with the handle's bytes: so nobody gets it who does not get descriptors.
+//! The descriptor is the memory's own; for memory shared by CUDA IPC handle it is a memfd that
+//! contains the handle, so that only processes that receive the descriptor get access.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use doorbell_cuda::{Handle, IpcHandle, Shareable, Shared};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// Bytes of terms: the kind of handle, and three numbers.
+/// Bytes of the attributes: the kind of handle, and three numbers.
 const TERMS: usize = 1 + 3 * 8;
 const DESCRIPTOR: u8 = 0;
 const IPC: u8 = 1;
@@ -21,7 +23,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// In the `Err` is why it cannot be shared.
+    /// The error says why it cannot be shared.
     pub(super) fn new(memory: &dyn Shareable) -> Result<Self, String> {
         let shared = memory
             .share()
@@ -44,30 +46,30 @@ impl Offer {
         Ok(Self { terms, descriptor })
     }
 
-    /// What all ranks are told.
+    /// The attributes sent to all ranks.
     pub(super) fn terms(&self) -> [u8; TERMS] {
         self.terms
     }
 
-    /// What those on this host are given.
+    /// The descriptor passed to ranks of this host.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// Whether it is memory that its rank must keep as long as others have it.
+/// Whether the owning rank must keep the memory as long as others have it open.
 pub(super) fn is_lent(terms: &[u8]) -> bool {
     terms.first() == Some(&IPC)
 }
 
-/// A file that lives in memory, with the handle in it.
+/// A memfd that contains the handle.
 fn file(handle: &IpcHandle) -> std::io::Result<OwnedFd> {
     let file = File::from(memfd_create(c"doorbell-ipc", MFdFlags::MFD_CLOEXEC)?);
     file.write_all_at(&handle.0, 0)?;
     Ok(file.into())
 }
 
-/// What another rank has offered; `None` where it makes no sense.
+/// Parses another rank's description; `None` if it is invalid.
 pub(super) fn taken(descriptor: OwnedFd, terms: &[u8]) -> Option<Shared> {
     let (&kind, numbers) = terms.split_first()?;
     let (numbers, []) = numbers.as_chunks::<8>() else {

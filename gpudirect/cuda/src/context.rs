@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::device::{Device, WritesOrdering};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::Graves;
+use crate::resource::DeferredFrees;
 use crate::sys::{self, RawContext, status};
 
 /// The primary context of a device, retained as long as anything made in it exists.
@@ -23,7 +23,7 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     device: Device,
     raw: RawContext,
-    graves: Graves,
+    deferred_frees: DeferredFrees,
 }
 
 // SAFETY: any thread may use a CUDA context, and this crate never dereferences the pointer.
@@ -36,12 +36,12 @@ impl Context {
         let driver = device.driver();
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a local CUcontext.
-        let answer = unsafe { (driver.table().primary_ctx_retain)(&raw mut raw, device.raw()) };
-        driver.check(answer, "cuDevicePrimaryCtxRetain", format_args!("{device}"))?;
+        let status = unsafe { (driver.table().primary_ctx_retain)(&raw mut raw, device.raw()) };
+        driver.check(status, "cuDevicePrimaryCtxRetain", format_args!("{device}"))?;
         Ok(Self(Arc::new(Inner {
             device,
             raw,
-            graves: Graves::default(),
+            deferred_frees: DeferredFrees::default(),
         })))
     }
 
@@ -61,8 +61,8 @@ impl Context {
         self.0.raw
     }
 
-    pub(crate) fn graves(&self) -> &Graves {
-        &self.0.graves
+    pub(crate) fn deferred_frees(&self) -> &DeferredFrees {
+        &self.0.deferred_frees
     }
 
     /// Makes it the calling thread's current context permanently. Optional: it makes later calls of
@@ -72,9 +72,9 @@ impl Context {
     /// The driver's error.
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained.
-        let answer = unsafe { (self.driver().table().ctx_set_current)(self.0.raw) };
+        let status = unsafe { (self.driver().table().ctx_set_current)(self.0.raw) };
         self.driver().check(
-            answer,
+            status,
             "cuCtxSetCurrent",
             format_args!("the context of {}", self.0.device),
         )
@@ -88,11 +88,11 @@ impl Context {
     pub fn synchronize(&self) -> Result<(), Error> {
         let entered = self.enter()?;
         // SAFETY: the context is current.
-        let answer = unsafe { (self.driver().table().ctx_synchronize)() };
+        let status = unsafe { (self.driver().table().ctx_synchronize)() };
         drop(entered);
         self.reap();
         self.driver()
-            .check(answer, "cuCtxSynchronize", format_args!("{}", self.0.device))
+            .check(status, "cuCtxSynchronize", format_args!("{}", self.0.device))
     }
 
     /// Free and total bytes of the device's memory.
@@ -103,9 +103,9 @@ impl Context {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the pointers are to local values, and the context is current.
-        let answer = unsafe { (self.driver().table().mem_get_info)(&raw mut free, &raw mut total) };
+        let status = unsafe { (self.driver().table().mem_get_info)(&raw mut free, &raw mut total) };
         self.driver()
-            .check(answer, "cuMemGetInfo", format_args!("{}", self.0.device))?;
+            .check(status, "cuMemGetInfo", format_args!("{}", self.0.device))?;
         Ok((free, total))
     }
 
@@ -117,12 +117,12 @@ impl Context {
     pub fn enable_peer_access(&self, other: &Self) -> Result<(), Error> {
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained, and this one is current.
-        let answer = unsafe { (self.driver().table().ctx_enable_peer_access)(other.0.raw, 0) };
-        if answer == status::PEER_ACCESS_ALREADY_ENABLED {
+        let status = unsafe { (self.driver().table().ctx_enable_peer_access)(other.0.raw, 0) };
+        if status == status::PEER_ACCESS_ALREADY_ENABLED {
             return Ok(());
         }
         self.driver().check(
-            answer,
+            status,
             "cuCtxEnablePeerAccess",
             format_args!("{} to {}", self.0.device, other.0.device),
         )
@@ -142,11 +142,11 @@ impl Context {
         let _entered = self.enter()?;
         let mut flags = 0;
         // SAFETY: the pointer is to flags of ours, and the context is current.
-        let answer = unsafe { get(&raw mut flags) };
-        driver.check(answer, "cuCtxGetFlags", format_args!("{}", self.0.device))?;
+        let status = unsafe { get(&raw mut flags) };
+        driver.check(status, "cuCtxGetFlags", format_args!("{}", self.0.device))?;
         // SAFETY: the context is current.
-        let answer = unsafe { set(flags | sys::CTX_SYNC_MEMOPS) };
-        driver.check(answer, "cuCtxSetFlags", format_args!("{}", self.0.device))
+        let status = unsafe { set(flags | sys::CTX_SYNC_MEMOPS) };
+        driver.check(status, "cuCtxSetFlags", format_args!("{}", self.0.device))
     }
 
     /// Flushes GPUDirect RDMA writes: waits until what other devices (NICs) have written to this
@@ -168,15 +168,15 @@ impl Context {
         };
         let _entered = self.enter()?;
         // SAFETY: the context is current.
-        let answer = unsafe { flush(sys::FLUSH_CURRENT_CONTEXT, scope) };
-        driver.check(answer, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
+        let status = unsafe { flush(sys::FLUSH_CURRENT_CONTEXT, scope) };
+        driver.check(status, "cuFlushGPUDirectRDMAWrites", format_args!("{}", self.0.device))
     }
 
     /// Frees resources dropped while work still used them, as far as that work is done; returns how
     /// many are still pending. This also happens implicitly: for a few of them whenever a resource
     /// is made or dropped, for all of them when a stream is synchronized.
     pub fn reap(&self) -> usize {
-        self.0.graves.reap_all(self)
+        self.0.deferred_frees.reap_all(self)
     }
 
     /// Makes it current until the guard is dropped.
@@ -191,14 +191,14 @@ impl Inner {
         let driver = self.device.driver();
         let mut current = ptr::null_mut();
         // SAFETY: the pointer is to a local CUcontext.
-        let answer = unsafe { (driver.table().ctx_get_current)(&raw mut current) };
-        driver.check(answer, "cuCtxGetCurrent", format_args!("this thread"))?;
+        let status = unsafe { (driver.table().ctx_get_current)(&raw mut current) };
+        driver.check(status, "cuCtxGetCurrent", format_args!("this thread"))?;
         let pushed = current != self.raw;
         if pushed {
             // SAFETY: the context is retained.
-            let answer = unsafe { (driver.table().ctx_push_current)(self.raw) };
+            let status = unsafe { (driver.table().ctx_push_current)(self.raw) };
             driver.check(
-                answer,
+                status,
                 "cuCtxPushCurrent",
                 format_args!("the context of {}", self.device),
             )?;
@@ -216,13 +216,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let driver = self.device.driver();
         if let Ok(_entered) = self.enter() {
-            self.graves.close(driver);
+            self.deferred_frees.close(driver);
         }
         // SAFETY: retained once by this value, and nothing made in the context is left: such
         // resources hold this value.
-        let answer = unsafe { (driver.table().primary_ctx_release)(self.device.raw()) };
-        if answer != status::SUCCESS && answer != status::DEINITIALIZED {
-            tracing::warn!("the context of {} was not released: CUDA error {answer}", self.device);
+        let status = unsafe { (driver.table().primary_ctx_release)(self.device.raw()) };
+        if status != status::SUCCESS && status != status::DEINITIALIZED {
+            tracing::warn!("the context of {} was not released: CUDA error {status}", self.device);
         }
     }
 }
@@ -242,9 +242,9 @@ impl Drop for Entered<'_> {
             let mut popped = ptr::null_mut();
             // SAFETY: the pointer is to a local CUcontext; the context popped is the one that was
             // pushed, as guards are dropped in reverse order on one thread.
-            let answer = unsafe { (self.driver.table().ctx_pop_current)(&raw mut popped) };
-            if answer != status::SUCCESS && answer != status::DEINITIALIZED {
-                tracing::warn!("the context of this thread could not be restored: CUDA error {answer}");
+            let status = unsafe { (self.driver.table().ctx_pop_current)(&raw mut popped) };
+            if status != status::SUCCESS && status != status::DEINITIALIZED {
+                tracing::warn!("the context of this thread could not be restored: CUDA error {status}");
             }
         }
     }

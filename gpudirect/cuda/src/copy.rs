@@ -5,7 +5,7 @@ use std::ptr;
 
 use crate::error::Error;
 use crate::memory::Span;
-use crate::resource::Place;
+use crate::resource::MemorySpace;
 use crate::stream::Stream;
 use crate::sys::{self, CopyAttributes, Location};
 
@@ -26,26 +26,32 @@ impl Stream {
         }
         let uses = &[into.resource(), from.resource()];
         let (to, source, bytes) = (into.address(), from.address(), into.len());
-        match (into.place(), from.place()) {
-            (Place::Device, Place::Device) => self.enqueue("cuMemcpyDtoDAsync", uses, |driver, stream| {
+        match (into.space(), from.space()) {
+            (MemorySpace::Device, MemorySpace::Device) => self.enqueue("cuMemcpyDtoDAsync", uses, |driver, stream| {
                 // SAFETY: both ranges lie in memory that `uses` keeps until the work is done. On
                 // the host no slice of them exists: a slice borrows the only handle, which then
                 // cannot be borrowed here, and is given after waiting for all work that uses it.
                 unsafe { (driver.table().memcpy_dtod_async)(to, source, bytes, stream) }
             }),
-            (Place::Device, Place::Host { at }) => self.enqueue("cuMemcpyHtoDAsync", uses, |driver, stream| {
-                // SAFETY: as above.
-                unsafe { (driver.table().memcpy_htod_async)(to, host(at), bytes, stream) }
-            }),
-            (Place::Host { at }, Place::Device) => self.enqueue("cuMemcpyDtoHAsync", uses, |driver, stream| {
-                // SAFETY: as above.
-                unsafe { (driver.table().memcpy_dtoh_async)(host(at), source, bytes, stream) }
-            }),
-            (Place::Host { .. }, Place::Host { .. }) => self.enqueue("cuMemcpyAsync", uses, |driver, stream| {
-                // SAFETY: as above; the driver distinguishes addresses of pinned host memory from
-                // device addresses.
-                unsafe { (driver.table().memcpy_async)(to, source, bytes, stream) }
-            }),
+            (MemorySpace::Device, MemorySpace::Host { at }) => {
+                self.enqueue("cuMemcpyHtoDAsync", uses, |driver, stream| {
+                    // SAFETY: as above.
+                    unsafe { (driver.table().memcpy_htod_async)(to, host(at), bytes, stream) }
+                })
+            }
+            (MemorySpace::Host { at }, MemorySpace::Device) => {
+                self.enqueue("cuMemcpyDtoHAsync", uses, |driver, stream| {
+                    // SAFETY: as above.
+                    unsafe { (driver.table().memcpy_dtoh_async)(host(at), source, bytes, stream) }
+                })
+            }
+            (MemorySpace::Host { .. }, MemorySpace::Host { .. }) => {
+                self.enqueue("cuMemcpyAsync", uses, |driver, stream| {
+                    // SAFETY: as above; the driver distinguishes addresses of pinned host memory from
+                    // device addresses.
+                    unsafe { (driver.table().memcpy_async)(to, source, bytes, stream) }
+                })
+            }
         }
     }
 
@@ -82,7 +88,7 @@ impl Stream {
             check(*into, *from)?;
         }
         let one_by_one = || copies.iter().try_for_each(|(into, from)| self.copy(*into, *from));
-        if copies.len() < 2 || !self.takes_batches() {
+        if copies.len() < 2 || !self.supports_batches() {
             return one_by_one();
         }
         let some = || copies.iter().filter(|(into, _)| !into.is_empty());

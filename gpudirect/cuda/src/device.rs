@@ -148,8 +148,8 @@ impl Driver {
         };
         let mut raw = 0;
         // SAFETY: the pointer is to a local CUdevice.
-        let answer = unsafe { (self.table().device_get)(&raw mut raw, number) };
-        self.check(answer, "cuDeviceGet", format_args!("GPU {ordinal}"))?;
+        let status = unsafe { (self.table().device_get)(&raw mut raw, number) };
+        self.check(status, "cuDeviceGet", format_args!("GPU {ordinal}"))?;
         Ok(Device {
             driver: self,
             ordinal,
@@ -209,8 +209,8 @@ impl Device {
         const ROOM: usize = 256;
         let mut room = [0u8; ROOM];
         // SAFETY: the function writes at most as many bytes as the length that is passed.
-        let answer = unsafe { function(room.as_mut_ptr().cast(), ROOM as c_int, self.raw) };
-        self.driver.check(answer, call, format_args!("{self}"))?;
+        let status = unsafe { function(room.as_mut_ptr().cast(), ROOM as c_int, self.raw) };
+        self.driver.check(status, call, format_args!("{self}"))?;
         let end = room.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
         Ok(String::from_utf8_lossy(&room[..end]).into_owned())
     }
@@ -222,8 +222,8 @@ impl Device {
     pub fn uuid(self) -> Result<Uuid, Error> {
         let mut bytes = [0; 16];
         // SAFETY: the pointer is to the 16 bytes of a CUuuid.
-        let answer = unsafe { (self.driver.table().device_get_uuid)(&raw mut bytes, self.raw) };
-        self.driver.check(answer, "cuDeviceGetUuid", format_args!("{self}"))?;
+        let status = unsafe { (self.driver.table().device_get_uuid)(&raw mut bytes, self.raw) };
+        self.driver.check(status, "cuDeviceGetUuid", format_args!("{self}"))?;
         Ok(Uuid(bytes))
     }
 
@@ -234,8 +234,8 @@ impl Device {
     pub fn total_memory(self) -> Result<usize, Error> {
         let mut bytes = 0;
         // SAFETY: the pointer is to a local size_t.
-        let answer = unsafe { (self.driver.table().device_total_mem)(&raw mut bytes, self.raw) };
-        self.driver.check(answer, "cuDeviceTotalMem", format_args!("{self}"))?;
+        let status = unsafe { (self.driver.table().device_total_mem)(&raw mut bytes, self.raw) };
+        self.driver.check(status, "cuDeviceTotalMem", format_args!("{self}"))?;
         Ok(bytes)
     }
 
@@ -247,10 +247,10 @@ impl Device {
     pub fn attribute(self, attribute: Attribute) -> Result<i32, Error> {
         let mut value = 0;
         // SAFETY: the pointer is to a local c_int.
-        let answer =
+        let status =
             unsafe { (self.driver.table().device_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
         self.driver
-            .check(answer, "cuDeviceGetAttribute", format_args!("{attribute:?} of {self}"))?;
+            .check(status, "cuDeviceGetAttribute", format_args!("{attribute:?} of {self}"))?;
         Ok(value)
     }
 
@@ -303,29 +303,29 @@ impl Device {
     pub fn peer(self, other: Self) -> Result<Option<Peer>, Error> {
         let mut can = 0;
         // SAFETY: the pointer is to a local c_int.
-        let answer = unsafe { (self.driver.table().device_can_access_peer)(&raw mut can, self.raw, other.raw) };
+        let status = unsafe { (self.driver.table().device_can_access_peer)(&raw mut can, self.raw, other.raw) };
         self.driver
-            .check(answer, "cuDeviceCanAccessPeer", format_args!("{self} to {other}"))?;
+            .check(status, "cuDeviceCanAccessPeer", format_args!("{self} to {other}"))?;
         if can == 0 {
             return Ok(None);
         }
-        let asked = |attribute| {
+        let p2p_attribute = |attribute| {
             let mut value = 0;
             // SAFETY: as above.
-            let answer = unsafe {
+            let status = unsafe {
                 (self.driver.table().device_get_p2p_attribute)(&raw mut value, attribute, self.raw, other.raw)
             };
             self.driver
-                .check(answer, "cuDeviceGetP2PAttribute", format_args!("{self} to {other}"))?;
+                .check(status, "cuDeviceGetP2PAttribute", format_args!("{self} to {other}"))?;
             Ok::<_, Error>(value)
         };
         Ok(Some(Peer {
-            link: if asked(sys::P2P_NATIVE_ATOMICS)? != 0 {
+            link: if p2p_attribute(sys::P2P_NATIVE_ATOMICS)? != 0 {
                 PeerLink::NvLink
             } else {
                 PeerLink::Pcie
             },
-            performance_rank: asked(sys::P2P_PERFORMANCE_RANK)?,
+            performance_rank: p2p_attribute(sys::P2P_PERFORMANCE_RANK)?,
         }))
     }
 

@@ -15,9 +15,9 @@ use crate::sys::{self, Status, Table, status};
 
 const LIBRARY: &str = "libcuda.so.1";
 /// The environment variable that names another library.
-const VARIABLE: &str = "DOORBELL_CUDA_LIBRARY";
+const LIBRARY_ENV: &str = "DOORBELL_CUDA_LIBRARY";
 /// CUDA 11.4, the first with all functions that the table requires.
-const OLDEST: i32 = 11040;
+const MIN_VERSION: i32 = 11040;
 
 /// Why CUDA is unavailable on this machine, in one line.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -83,7 +83,7 @@ impl Driver {
         static SYSTEM: OnceLock<Result<Driver, Absent>> = OnceLock::new();
         SYSTEM
             .get_or_init(|| {
-                let named = named_by_environment();
+                let named = library_from_environment();
                 // SAFETY: the name is that of NVIDIA's driver, or of a library that the variable's
                 // setter vouches for, as documented.
                 unsafe { Self::load_from(named.as_deref().unwrap_or(Path::new(LIBRARY))) }
@@ -118,13 +118,13 @@ impl Driver {
             devices: 0,
         };
         // SAFETY: cuInit takes only a flag, which must be 0.
-        let answer = unsafe { (loaded.table.init)(0) };
-        loaded.started("cuInit", answer)?;
+        let status = unsafe { (loaded.table.init)(0) };
+        loaded.check_init("cuInit", status)?;
 
         // SAFETY: the pointer is to a local c_int.
-        let answer = unsafe { (loaded.table.driver_get_version)(&raw mut loaded.version) };
-        loaded.started("cuDriverGetVersion", answer)?;
-        if loaded.version < OLDEST {
+        let status = unsafe { (loaded.table.driver_get_version)(&raw mut loaded.version) };
+        loaded.check_init("cuDriverGetVersion", status)?;
+        if loaded.version < MIN_VERSION {
             return Err(Absent::TooOld {
                 version: loaded.version,
             });
@@ -132,8 +132,8 @@ impl Driver {
 
         let mut count: c_int = 0;
         // SAFETY: as above.
-        let answer = unsafe { (loaded.table.device_get_count)(&raw mut count) };
-        loaded.started("cuDeviceGetCount", answer)?;
+        let status = unsafe { (loaded.table.device_get_count)(&raw mut count) };
+        loaded.check_init("cuDeviceGetCount", status)?;
         loaded.devices = usize::try_from(count).unwrap_or(0);
         if loaded.devices == 0 {
             return Err(Absent::NoDevice);
@@ -159,16 +159,16 @@ impl Driver {
 
     /// The status of `call` on `on` as a result.
     #[inline]
-    pub(crate) fn check(self, answer: Status, call: &'static str, on: fmt::Arguments<'_>) -> Result<(), Error> {
-        if answer == status::SUCCESS {
+    pub(crate) fn check(self, status: Status, call: &'static str, on: fmt::Arguments<'_>) -> Result<(), Error> {
+        if status == status::SUCCESS {
             return Ok(());
         }
-        Err(self.failure(answer, call, on).into())
+        Err(self.failure(status, call, on).into())
     }
 
     #[cold]
-    pub(crate) fn failure(self, answer: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
-        self.0.failure(answer, call, on)
+    pub(crate) fn failure(self, status: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
+        self.0.failure(status, call, on)
     }
 
     /// The error for a function that this driver is too old for.
@@ -182,32 +182,34 @@ impl Driver {
 }
 
 /// The library that the environment names, unless the program has elevated privileges.
-fn named_by_environment() -> Option<PathBuf> {
+fn library_from_environment() -> Option<PathBuf> {
     // SAFETY: getauxval(3) has no requirements.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
-    env::var_os(VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
+    env::var_os(LIBRARY_ENV)
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from)
 }
 
 impl Loaded {
-    fn started(&self, call: &'static str, answer: Status) -> Result<(), Absent> {
-        if answer == status::SUCCESS {
+    fn check_init(&self, call: &'static str, status: Status) -> Result<(), Absent> {
+        if status == status::SUCCESS {
             return Ok(());
         }
         Err(Absent::Init {
-            failure: self.failure(answer, call, format_args!("the driver")),
-            advice: advice(answer),
+            failure: self.failure(status, call, format_args!("the driver")),
+            advice: advice(status),
         })
     }
 
     fn failure(&self, code: Status, call: &'static str, on: fmt::Arguments<'_>) -> Failure {
-        let said = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+        let describe = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text: *const c_char = ptr::null();
             // SAFETY: the pointer is to a local pointer; it is left null, or set to a static
             // string, for a number that the driver does not know.
-            let answer = unsafe { function(code, &raw mut text) };
-            if answer != status::SUCCESS || text.is_null() {
+            let status = unsafe { function(code, &raw mut text) };
+            if status != status::SUCCESS || text.is_null() {
                 return None;
             }
             // SAFETY: the driver returns a string that it never changes or frees.
@@ -217,8 +219,8 @@ impl Loaded {
             call,
             on: on.to_string(),
             code,
-            name: said(self.table.get_error_name).unwrap_or_else(|| format!("CUDA error {code}")),
-            text: said(self.table.get_error_string).unwrap_or_else(|| "the driver does not describe it".to_owned()),
+            name: describe(self.table.get_error_name).unwrap_or_else(|| format!("CUDA error {code}")),
+            text: describe(self.table.get_error_string).unwrap_or_else(|| "the driver does not describe it".to_owned()),
         }
     }
 }

@@ -191,7 +191,7 @@ impl From<Failure> for Error {
                 Self::NoPeerAccess(failure)
             }
             status::NOT_SUPPORTED => Self::NotSupported(failure),
-            code if sys::is_final(code) => Self::Lost(failure),
+            code if sys::is_sticky(code) => Self::Lost(failure),
             code => Self::Driver {
                 failure,
                 advice: advice(code),

@@ -79,9 +79,9 @@ impl Event {
         let _entered = self.0.context.enter()?;
         let mut bytes = IpcBytes([0; 64]);
         // SAFETY: the pointer is to the bytes of a handle; the event is live.
-        let answer = unsafe { (self.driver().table().ipc_get_event_handle)(&raw mut bytes, self.raw()) };
+        let status = unsafe { (self.driver().table().ipc_get_event_handle)(&raw mut bytes, self.raw()) };
         self.driver()
-            .check(answer, "cuIpcGetEventHandle", format_args!("an event"))?;
+            .check(status, "cuIpcGetEventHandle", format_args!("an event"))?;
         Ok(EventHandle(bytes.0))
     }
 
@@ -95,8 +95,8 @@ impl Event {
         let driver = context.driver();
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a local CUevent; the driver validates the handle.
-        let answer = unsafe { (driver.table().ipc_open_event_handle)(&raw mut raw, IpcBytes(handle.0)) };
-        driver.check(answer, "cuIpcOpenEventHandle", format_args!("an event"))?;
+        let status = unsafe { (driver.table().ipc_open_event_handle)(&raw mut raw, IpcBytes(handle.0)) };
+        driver.check(status, "cuIpcOpenEventHandle", format_args!("an event"))?;
         Ok(Self(Arc::new(Inner {
             raw: RawEventOwner { driver, raw },
             context: context.clone(),
@@ -132,11 +132,11 @@ impl Event {
     pub fn is_done(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
-        let answer = unsafe { (self.driver().table().event_query)(self.raw()) };
-        if answer == status::NOT_READY {
+        let status = unsafe { (self.driver().table().event_query)(self.raw()) };
+        if status == status::NOT_READY {
             return Ok(false);
         }
-        self.driver().check(answer, "cuEventQuery", format_args!("an event"))?;
+        self.driver().check(status, "cuEventQuery", format_args!("an event"))?;
         Ok(true)
     }
 
@@ -147,9 +147,9 @@ impl Event {
     pub fn synchronize(&self) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
-        let answer = unsafe { (self.driver().table().event_synchronize)(self.raw()) };
+        let status = unsafe { (self.driver().table().event_synchronize)(self.raw()) };
         self.driver()
-            .check(answer, "cuEventSynchronize", format_args!("an event"))
+            .check(status, "cuEventSynchronize", format_args!("an event"))
     }
 
     /// The time from `start` to this event, both timed and completed, with a resolution of about
@@ -165,10 +165,10 @@ impl Event {
         let _entered = self.0.context.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: the pointer is to a local float, and both events are live.
-        let answer =
+        let status =
             unsafe { (self.driver().table().event_elapsed_time)(&raw mut milliseconds, start.raw(), self.raw()) };
         self.driver()
-            .check(answer, "cuEventElapsedTime", format_args!("an event"))?;
+            .check(status, "cuEventElapsedTime", format_args!("an event"))?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
@@ -208,8 +208,8 @@ impl RawEventOwner {
     pub(crate) fn new(driver: Driver, flags: c_uint) -> Result<Self, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a local CUevent; the context is current.
-        let answer = unsafe { (driver.table().event_create)(&raw mut raw, flags) };
-        driver.check(answer, "cuEventCreate", format_args!("an event"))?;
+        let status = unsafe { (driver.table().event_create)(&raw mut raw, flags) };
+        driver.check(status, "cuEventCreate", format_args!("an event"))?;
         Ok(Self { driver, raw })
     }
 
@@ -218,11 +218,11 @@ impl RawEventOwner {
     }
 
     /// Whether it has completed or failed: a failed stream does no more work.
-    pub(crate) fn is_over(&self) -> bool {
-        let _relaxed = crate::stream::Relaxed::enter(self.driver);
+    pub(crate) fn is_complete(&self) -> bool {
+        let _relaxed = crate::stream::RelaxedCapture::enter(self.driver);
         // SAFETY: the event is live.
-        let answer = unsafe { (self.driver.table().event_query)(self.raw) };
-        sys::is_over(answer)
+        let status = unsafe { (self.driver.table().event_query)(self.raw) };
+        sys::is_complete(status)
     }
 }
 
@@ -230,9 +230,9 @@ impl Drop for RawEventOwner {
     fn drop(&mut self) {
         // SAFETY: created by this value, which is its last owner; the driver completes pending
         // waits for it.
-        let answer = unsafe { (self.driver.table().event_destroy)(self.raw) };
-        if answer != status::SUCCESS && answer != status::DEINITIALIZED && answer != status::INVALID_CONTEXT {
-            tracing::warn!("an event was not destroyed: CUDA error {answer}");
+        let status = unsafe { (self.driver.table().event_destroy)(self.raw) };
+        if status != status::SUCCESS && status != status::DEINITIALIZED && status != status::INVALID_CONTEXT {
+            tracing::warn!("an event was not destroyed: CUDA error {status}");
         }
     }
 }

@@ -94,7 +94,7 @@ impl Stream {
 struct Capturing<'a> {
     origin: &'a Stream,
     /// The streams marked as part of the capture, the origin last.
-    told: Vec<&'a Stream>,
+    streams: Vec<&'a Stream>,
     captured: Arc<Captured>,
     has_begun: bool,
 }
@@ -103,7 +103,7 @@ impl<'a> Capturing<'a> {
     fn begin(origin: &'a Stream, mode: CaptureMode, others: &[&'a Stream]) -> Result<Self, Error> {
         let mut capturing = Self {
             origin,
-            told: Vec::with_capacity(others.len() + 1),
+            streams: Vec::with_capacity(others.len() + 1),
             captured: Arc::new(Captured::new()),
             has_begun: false,
         };
@@ -111,9 +111,9 @@ impl<'a> Capturing<'a> {
             .iter()
             .filter(|stream| !Arc::ptr_eq(stream.inner(), origin.inner()))
         {
-            capturing.tell(stream)?;
+            capturing.add_stream(stream)?;
         }
-        capturing.tell(origin)?;
+        capturing.add_stream(origin)?;
         let mode: c_uint = match mode {
             CaptureMode::ThreadLocal => sys::CAPTURE_THREAD_LOCAL,
             CaptureMode::Relaxed => sys::CAPTURE_RELAXED,
@@ -122,21 +122,21 @@ impl<'a> Capturing<'a> {
         let _entered = origin.context().enter()?;
         // SAFETY: the stream is live, and resources of all work enqueued from now on are kept for
         // the graph.
-        let answer = unsafe { (driver.table().stream_begin_capture)(origin.inner().raw(), mode) };
-        origin.check(answer, "cuStreamBeginCapture")?;
+        let status = unsafe { (driver.table().stream_begin_capture)(origin.inner().raw(), mode) };
+        origin.check(status, "cuStreamBeginCapture")?;
         capturing.has_begun = true;
         Ok(capturing)
     }
 
     /// Marks `stream`: the resources of work enqueued on it are now kept for the graph.
-    fn tell(&mut self, stream: &'a Stream) -> Result<(), Error> {
+    fn add_stream(&mut self, stream: &'a Stream) -> Result<(), Error> {
         let mut state = stream.inner().state();
         match &state.capture {
             Some(known) if Arc::ptr_eq(known, &self.captured) => {}
             Some(_) => return Err(Error::Capturing),
             None => {
                 state.capture = Some(Arc::clone(&self.captured));
-                self.told.push(stream);
+                self.streams.push(stream);
             }
         }
         Ok(())
@@ -160,8 +160,8 @@ impl<'a> Capturing<'a> {
         let mut graph = ptr::null_mut();
         // SAFETY: the capture was begun by this value, on this thread; the pointer is to a local
         // CUgraph.
-        let answer = unsafe { (driver.table().stream_end_capture)(self.origin.inner().raw(), &raw mut graph) };
-        self.origin.check(answer, "cuStreamEndCapture")?;
+        let status = unsafe { (driver.table().stream_end_capture)(self.origin.inner().raw(), &raw mut graph) };
+        self.origin.check(status, "cuStreamEndCapture")?;
         Ok(graph)
     }
 }
@@ -173,7 +173,7 @@ impl Drop for Capturing<'_> {
         {
             destroy(self.origin.driver(), graph);
         }
-        for stream in &self.told {
+        for stream in &self.streams {
             stream.inner().state().capture = None;
         }
     }
@@ -188,8 +188,8 @@ impl Graph {
         let mut count = 0;
         let driver = self.context.driver();
         // SAFETY: with a null node array the driver returns only their number; the graph is live.
-        let answer = unsafe { (driver.table().graph_get_nodes)(self.raw, ptr::null_mut(), &raw mut count) };
-        driver.check(answer, "cuGraphGetNodes", format_args!("a graph"))?;
+        let status = unsafe { (driver.table().graph_get_nodes)(self.raw, ptr::null_mut(), &raw mut count) };
+        driver.check(status, "cuGraphGetNodes", format_args!("a graph"))?;
         Ok(count)
     }
 
@@ -202,9 +202,9 @@ impl Graph {
         let _entered = self.context.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the graph is live, and the pointer is to a local CUgraphExec.
-        let answer = unsafe { (driver.table().graph_instantiate)(&raw mut raw, self.raw, 0) };
+        let status = unsafe { (driver.table().graph_instantiate)(&raw mut raw, self.raw, 0) };
         driver.check(
-            answer,
+            status,
             "cuGraphInstantiate",
             format_args!("a graph of {}", self.context.device()),
         )?;
@@ -231,9 +231,9 @@ fn destroy(driver: Driver, graph: RawGraph) {
         return;
     }
     // SAFETY: this is the graph's last owner; instances do not depend on it.
-    let answer = unsafe { (driver.table().graph_destroy)(graph) };
-    if answer != status::SUCCESS && answer != status::DEINITIALIZED {
-        tracing::warn!("a graph was not destroyed: CUDA error {answer}");
+    let status = unsafe { (driver.table().graph_destroy)(graph) };
+    if status != status::SUCCESS && status != status::DEINITIALIZED {
+        tracing::warn!("a graph was not destroyed: CUDA error {status}");
     }
 }
 
@@ -286,8 +286,8 @@ struct Instance {
 impl Body for Instance {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
         // SAFETY: created by this value, which is its last owner, and its launches are done.
-        let answer = unsafe { (driver.table().graph_exec_destroy)(exec(self.raw)) };
-        driver.check(answer, "cuGraphExecDestroy", format_args!("a graph"))
+        let status = unsafe { (driver.table().graph_exec_destroy)(exec(self.raw)) };
+        driver.check(status, "cuGraphExecDestroy", format_args!("a graph"))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::sys::{self, RawFunction, RawModule, status};
 pub const MAX_ARGUMENTS: usize = 64;
 
 /// The number of spans that a launch records without allocating.
-const FEW_USES: usize = 16;
+const INLINE_USES: usize = 16;
 
 /// Compiled kernels, loaded in a context as long as a handle or one of its [`Kernel`]s exists.
 #[derive(Clone)]
@@ -49,7 +49,7 @@ impl Module {
         let driver = context.driver();
         // SAFETY: the text is NUL-terminated, there are two options with a value each, and the log
         // has the given size.
-        let answer = unsafe {
+        let status = unsafe {
             (driver.table().module_load_data_ex)(
                 &raw mut raw,
                 text.as_ptr().cast(),
@@ -58,9 +58,9 @@ impl Module {
                 values.as_mut_ptr(),
             )
         };
-        if answer != status::SUCCESS {
+        if status != status::SUCCESS {
             let failure = driver.failure(
-                answer,
+                status,
                 "cuModuleLoadDataEx",
                 format_args!("PTX for {}", context.device()),
             );
@@ -84,8 +84,8 @@ impl Module {
         let _entered = context.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the module is loaded, and the name is NUL-terminated.
-        let answer = unsafe { (driver.table().module_get_function)(&raw mut raw, self.1, text.as_ptr()) };
-        driver.check(answer, "cuModuleGetFunction", format_args!("the kernel {name}"))?;
+        let status = unsafe { (driver.table().module_get_function)(&raw mut raw, self.1, text.as_ptr()) };
+        driver.check(status, "cuModuleGetFunction", format_args!("the kernel {name}"))?;
         Ok(Kernel {
             module: Arc::clone(&self.0),
             raw,
@@ -109,8 +109,8 @@ struct Loaded(usize);
 impl Body for Loaded {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
         // SAFETY: loaded once by this value; none of its kernels exists or runs any more.
-        let answer = unsafe { (driver.table().module_unload)(ptr::with_exposed_provenance_mut(self.0)) };
-        driver.check(answer, "cuModuleUnload", format_args!("a module"))
+        let status = unsafe { (driver.table().module_unload)(ptr::with_exposed_provenance_mut(self.0)) };
+        driver.check(status, "cuModuleUnload", format_args!("a module"))
     }
 }
 
@@ -239,8 +239,8 @@ impl Kernel {
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
             }
         };
-        let mut few = [&self.module; FEW_USES];
-        if uses.len() < FEW_USES {
+        let mut few = [&self.module; INLINE_USES];
+        if uses.len() < INLINE_USES {
             for (place, span) in few[1..].iter_mut().zip(uses) {
                 *place = span.resource();
             }
@@ -267,8 +267,8 @@ impl Kernel {
         };
         let _entered = context.enter()?;
         // SAFETY: the function is live.
-        let answer = unsafe { load(self.raw) };
-        driver.check(answer, "cuFuncLoad", format_args!("the kernel {}", self.name))
+        let status = unsafe { load(self.raw) };
+        driver.check(status, "cuFuncLoad", format_args!("the kernel {}", self.name))
     }
 
     /// The value of `attribute`.
@@ -281,9 +281,9 @@ impl Kernel {
         let _entered = context.enter()?;
         let mut value = 0;
         // SAFETY: the pointer is to a local c_int; the function is live.
-        let answer = unsafe { (driver.table().func_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
+        let status = unsafe { (driver.table().func_get_attribute)(&raw mut value, attribute as c_int, self.raw) };
         driver.check(
-            answer,
+            status,
             "cuFuncGetAttribute",
             format_args!("{attribute:?} of the kernel {}", self.name),
         )?;
@@ -301,9 +301,9 @@ impl Kernel {
         let attribute = KernelAttribute::MaxDynamicSharedBytes as c_int;
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: the function is live.
-        let answer = unsafe { (driver.table().func_set_attribute)(self.raw, attribute, value) };
+        let status = unsafe { (driver.table().func_set_attribute)(self.raw, attribute, value) };
         driver.check(
-            answer,
+            status,
             "cuFuncSetAttribute",
             format_args!("{bytes} bytes of shared memory for the kernel {}", self.name),
         )
@@ -321,11 +321,11 @@ impl Kernel {
         let mut blocks = 0;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
         // SAFETY: the pointer is to a local c_int; the function is live.
-        let answer = unsafe {
+        let status = unsafe {
             (driver.table().occupancy_max_active_blocks)(&raw mut blocks, self.raw, threads, shared_bytes as usize)
         };
         driver.check(
-            answer,
+            status,
             "cuOccupancyMaxActiveBlocksPerMultiprocessor",
             format_args!("the kernel {}", self.name),
         )?;

@@ -18,19 +18,19 @@ use crate::stream::StreamInner;
 use crate::sys::{Address, status};
 
 /// The number of tracked streams beyond which idle ones are pruned.
-const REMEMBERED: usize = 8;
+const MAX_TRACKED_STREAMS: usize = 8;
 
 /// The bytes of a resource, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) address: Address,
     pub(crate) len: usize,
-    pub(crate) place: Place,
+    pub(crate) space: MemorySpace,
 }
 
 /// A memory space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemorySpace {
     Device,
     /// On the host, at the exposed address `at`.
     Host {
@@ -43,7 +43,7 @@ impl Region {
     pub(crate) const NONE: Self = Self {
         address: 0,
         len: 0,
-        place: Place::Device,
+        space: MemorySpace::Device,
     };
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Resource {
 
 impl Resource {
     pub(crate) fn new(context: &Context, region: Region, body: impl Body + 'static) -> Arc<Self> {
-        context.graves().reap_a_few(context);
+        context.deferred_frees().reap_some(context);
         Arc::new(Self {
             context: context.clone(),
             region,
@@ -81,12 +81,12 @@ impl Resource {
 
     /// Records that work on `stream` uses it. Called after the work was enqueued, while a handle is
     /// held.
-    pub(crate) fn used_on(&self, stream: &Arc<StreamInner>) {
+    pub(crate) fn record_use(&self, stream: &Arc<StreamInner>) {
         let mut streams = self.streams.lock();
         if streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
             return;
         }
-        if streams.len() >= REMEMBERED {
+        if streams.len() >= MAX_TRACKED_STREAMS {
             streams.retain(|known| !known.is_idle());
         }
         streams.push(Arc::clone(stream));
@@ -94,17 +94,17 @@ impl Resource {
 
     /// Waits for all work that uses it, then frees it.
     pub(crate) fn free(mut self) -> Result<(), Error> {
-        self.settle()?;
+        self.wait_for_work()?;
         let entered = self.context.enter()?;
         let driver = self.context.driver();
-        let _relaxed = crate::stream::Relaxed::enter(driver);
+        let _relaxed = crate::stream::RelaxedCapture::enter(driver);
         let freed = self.body.take().map_or(Ok(()), |mut body| body.release(driver));
         drop(entered);
         freed
     }
 
     /// Waits for all work that uses it.
-    pub(crate) fn settle(&self) -> Result<(), Error> {
+    pub(crate) fn wait_for_work(&self) -> Result<(), Error> {
         let streams = std::mem::take(&mut *self.streams.lock());
         for (at, stream) in streams.iter().enumerate() {
             if let Err(error) = stream.synchronize() {
@@ -122,19 +122,19 @@ impl Drop for Resource {
         let Some(body) = self.body.take() else { return };
         let streams = std::mem::take(self.streams.get_mut());
         let waits: Vec<_> = streams.into_iter().filter_map(Wait::begin).collect();
-        self.context.graves().bury(Grave { waits, body });
-        self.context.graves().reap_a_few(&self.context);
+        self.context.deferred_frees().push(DeferredFree { waits, body });
+        self.context.deferred_frees().reap_some(&self.context);
     }
 }
 
 /// Dropped resources that wait for the work that uses them.
 #[derive(Default)]
-pub(crate) struct Graves(Mutex<VecDeque<Grave>>);
+pub(crate) struct DeferredFrees(Mutex<VecDeque<DeferredFree>>);
 
 /// The number of pending frees checked per implicit reap: each costs a driver query.
-const A_FEW: usize = 16;
+const REAP_BATCH: usize = 16;
 
-struct Grave {
+struct DeferredFree {
     waits: Vec<Wait>,
     body: Box<dyn Body>,
 }
@@ -154,24 +154,24 @@ impl Wait {
         if stream.is_idle() {
             return None;
         }
-        match stream.mark() {
+        match stream.record_event() {
             Some(event) => Some(Self::Event(event)),
             None => Some(Self::Stream(stream)),
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_complete(&self) -> bool {
         match self {
-            Self::Event(event) => event.is_over(),
+            Self::Event(event) => event.is_complete(),
             Self::Stream(stream) => stream.is_idle(),
         }
     }
 }
 
-impl Grave {
+impl DeferredFree {
     /// Whether its work is done.
-    fn is_over(&mut self) -> bool {
-        self.waits.retain(|wait| !wait.is_over());
+    fn is_complete(&mut self) -> bool {
+        self.waits.retain(|wait| !wait.is_complete());
         self.waits.is_empty()
     }
 
@@ -188,14 +188,14 @@ impl Grave {
     }
 }
 
-impl Graves {
-    fn bury(&self, grave: Grave) {
-        self.0.lock().push_back(grave);
+impl DeferredFrees {
+    fn push(&self, pending: DeferredFree) {
+        self.0.lock().push_back(pending);
     }
 
     /// Frees a bounded number of resources whose work is done; later calls check the next ones.
-    pub(crate) fn reap_a_few(&self, context: &Context) {
-        self.reap(context, A_FEW);
+    pub(crate) fn reap_some(&self, context: &Context) {
+        self.reap(context, REAP_BATCH);
     }
 
     /// Frees all resources whose work is done; returns how many are left.
@@ -213,23 +213,25 @@ impl Graves {
         // Removed from the queue first: releasing calls the driver, and may drop the last handle of
         // another resource.
         let (over, left) = {
-            let mut graves = self.0.lock();
+            let mut deferred_frees = self.0.lock();
             let mut over = Vec::new();
-            for _ in 0..graves.len().min(at_most) {
-                let Some(mut grave) = graves.pop_front() else { break };
-                if grave.is_over() {
-                    over.push(grave);
+            for _ in 0..deferred_frees.len().min(at_most) {
+                let Some(mut pending) = deferred_frees.pop_front() else {
+                    break;
+                };
+                if pending.is_complete() {
+                    over.push(pending);
                 } else {
-                    graves.push_back(grave);
+                    deferred_frees.push_back(pending);
                 }
             }
-            (over, graves.len())
+            (over, deferred_frees.len())
         };
         let driver = context.driver();
         // A thread that is capturing may still free resources that the graph does not use.
-        let _relaxed = crate::stream::Relaxed::enter(driver);
-        for grave in over {
-            grave.release(driver, &entered);
+        let _relaxed = crate::stream::RelaxedCapture::enter(driver);
+        for pending in over {
+            pending.release(driver, &entered);
         }
         left
     }
@@ -237,17 +239,17 @@ impl Graves {
     /// On drop of the context: frees resources whose work is done and leaks the others, as the end
     /// of their work cannot be observed. The driver frees them with the context.
     pub(crate) fn close(&self, driver: Driver) {
-        let graves = std::mem::take(&mut *self.0.lock());
-        for mut grave in graves {
-            if grave.is_over() {
-                if let Err(error) = grave.body.release(driver) {
+        let deferred_frees = std::mem::take(&mut *self.0.lock());
+        for mut pending in deferred_frees {
+            if pending.is_complete() {
+                if let Err(error) = pending.body.release(driver) {
                     tracing::warn!("what was dropped could not be freed: {error}");
                 }
             } else {
                 tracing::warn!(
                     "a context was dropped while work in it went on: what that work uses is left to the driver"
                 );
-                std::mem::forget(grave);
+                std::mem::forget(pending);
             }
         }
     }

@@ -65,10 +65,10 @@ impl Stream {
         let driver = context.driver();
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a local CUstream, and the context is current.
-        let answer =
+        let status =
             unsafe { (driver.table().stream_create_with_priority)(&raw mut raw, sys::STREAM_NON_BLOCKING, priority) };
         driver.check(
-            answer,
+            status,
             "cuStreamCreateWithPriority",
             format_args!("{}", context.device()),
         )?;
@@ -124,11 +124,11 @@ impl Stream {
     pub fn is_idle(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the stream is live.
-        let answer = unsafe { (self.driver().table().stream_query)(self.0.raw) };
-        if answer == status::NOT_READY {
+        let status = unsafe { (self.driver().table().stream_query)(self.0.raw) };
+        if status == status::NOT_READY {
             return Ok(false);
         }
-        self.check(answer, "cuStreamQuery")?;
+        self.check(status, "cuStreamQuery")?;
         Ok(true)
     }
 
@@ -141,8 +141,8 @@ impl Stream {
         let _entered = self.0.context.enter()?;
         let mut capturing = sys::CAPTURE_NONE;
         // SAFETY: the pointer is to a local status; the stream is live.
-        let answer = unsafe { (self.driver().table().stream_is_capturing)(self.0.raw, &raw mut capturing) };
-        self.check(answer, "cuStreamIsCapturing")?;
+        let status = unsafe { (self.driver().table().stream_is_capturing)(self.0.raw, &raw mut capturing) };
+        self.check(status, "cuStreamIsCapturing")?;
         Ok(capturing != sys::CAPTURE_NONE)
     }
 
@@ -166,8 +166,8 @@ impl Stream {
             return Err(Error::Captured);
         }
         // SAFETY: both are live; the driver keeps what it needs of the event.
-        let answer = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), 0) };
-        self.check(answer, "cuStreamWaitEvent")
+        let status = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), 0) };
+        self.check(status, "cuStreamWaitEvent")
     }
 
     /// Records `event`: it completes when all earlier work of the stream is done.
@@ -179,8 +179,8 @@ impl Stream {
         let state = self.0.state.lock();
         let mut captured = event.captured();
         // SAFETY: both are live.
-        let answer = unsafe { (self.driver().table().event_record)(event.raw(), self.0.raw) };
-        self.check(answer, "cuEventRecord")?;
+        let status = unsafe { (self.driver().table().event_record)(event.raw(), self.0.raw) };
+        self.check(status, "cuEventRecord")?;
         *captured = state.capture.as_ref().map(|capture| capture.id());
         Ok(())
     }
@@ -195,22 +195,22 @@ impl Stream {
     ) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         let state = self.0.state.lock();
-        let answer = function(self.driver(), self.0.raw);
+        let status = function(self.driver(), self.0.raw);
         // Recorded even on failure: some calls do part of their work before they fail.
         for resource in uses {
-            resource.used_on(&self.0);
+            resource.record_use(&self.0);
         }
         if let Some(capture) = &state.capture {
             capture.keep(uses);
         }
-        self.check(answer, call)
+        self.check(status, call)
     }
 
     /// Whether batched copies can be enqueued: not while it is captured, and not on the default
     /// streams, whose handles are small numbers.
-    pub(crate) fn takes_batches(&self) -> bool {
+    pub(crate) fn supports_batches(&self) -> bool {
         const PER_THREAD_DEFAULT: usize = 2;
-        self.0.raw.addr() > PER_THREAD_DEFAULT && self.0.at_rest().is_some()
+        self.0.raw.addr() > PER_THREAD_DEFAULT && self.0.lock_uncaptured().is_some()
     }
 
     pub(crate) fn inner(&self) -> &Arc<StreamInner> {
@@ -221,9 +221,9 @@ impl Stream {
         self.0.context.driver()
     }
 
-    pub(crate) fn check(&self, answer: Status, call: &'static str) -> Result<(), Error> {
+    pub(crate) fn check(&self, status: Status, call: &'static str) -> Result<(), Error> {
         self.driver()
-            .check(answer, call, format_args!("a stream of {}", self.0.context.device()))
+            .check(status, call, format_args!("a stream of {}", self.0.context.device()))
     }
 }
 
@@ -232,9 +232,9 @@ impl StreamInner {
         let _entered = self.context.enter()?;
         let driver = self.context.driver();
         // SAFETY: the stream is live.
-        let answer = unsafe { (driver.table().stream_synchronize)(self.raw) };
+        let status = unsafe { (driver.table().stream_synchronize)(self.raw) };
         driver.check(
-            answer,
+            status,
             "cuStreamSynchronize",
             format_args!("a stream of {}", self.context.device()),
         )
@@ -250,14 +250,14 @@ impl StreamInner {
 
     /// The locked state, if no operation is being enqueued and the stream is not captured: querying
     /// a captured stream would invalidate the capture.
-    fn at_rest(&self) -> Option<MutexGuard<'_, State>> {
+    fn lock_uncaptured(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.try_lock().filter(|state| state.capture.is_none())?;
         if self.owner.is_some() {
             let mut capturing = sys::CAPTURE_NONE;
             let _entered = self.context.enter().ok()?;
             // SAFETY: the pointer is to a local status; the stream is live.
-            let answer = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
-            if !sys::is_over(answer) || capturing != sys::CAPTURE_NONE {
+            let status = unsafe { (self.context.driver().table().stream_is_capturing)(self.raw, &raw mut capturing) };
+            if !sys::is_complete(status) || capturing != sys::CAPTURE_NONE {
                 return None;
             }
         }
@@ -267,27 +267,29 @@ impl StreamInner {
     /// Whether all its work is known to be done, without waiting. A failed stream counts as idle:
     /// it does no more work.
     pub(crate) fn is_idle(&self) -> bool {
-        let Some(_state) = self.at_rest() else { return false };
+        let Some(_state) = self.lock_uncaptured() else {
+            return false;
+        };
         let Ok(_entered) = self.context.enter() else {
             return false;
         };
         let driver = self.context.driver();
-        let _relaxed = Relaxed::enter(driver);
+        let _relaxed = RelaxedCapture::enter(driver);
         // SAFETY: the stream is live.
-        let answer = unsafe { (driver.table().stream_query)(self.raw) };
-        sys::is_over(answer)
+        let status = unsafe { (driver.table().stream_query)(self.raw) };
+        sys::is_complete(status)
     }
 
     /// An event recorded behind all current work, if one can be recorded.
-    pub(crate) fn mark(&self) -> Option<RawEventOwner> {
-        let _state = self.at_rest()?;
+    pub(crate) fn record_event(&self) -> Option<RawEventOwner> {
+        let _state = self.lock_uncaptured()?;
         let _entered = self.context.enter().ok()?;
         let driver = self.context.driver();
-        let _relaxed = Relaxed::enter(driver);
+        let _relaxed = RelaxedCapture::enter(driver);
         let event = RawEventOwner::new(driver, sys::EVENT_DISABLE_TIMING).ok()?;
         // SAFETY: both are live.
-        let answer = unsafe { (driver.table().event_record)(event.raw(), self.raw) };
-        (answer == status::SUCCESS).then_some(event)
+        let status = unsafe { (driver.table().event_record)(event.raw(), self.raw) };
+        (status == status::SUCCESS).then_some(event)
     }
 }
 
@@ -300,10 +302,10 @@ impl Drop for StreamInner {
         let driver = self.context.driver();
         // SAFETY: created by this value, which is its last owner; the driver finishes the work
         // enqueued on it.
-        let answer = unsafe { (driver.table().stream_destroy)(self.raw) };
-        if answer != status::SUCCESS && answer != status::DEINITIALIZED {
+        let status = unsafe { (driver.table().stream_destroy)(self.raw) };
+        if status != status::SUCCESS && status != status::DEINITIALIZED {
             tracing::warn!(
-                "a stream of {} was not destroyed: CUDA error {answer}",
+                "a stream of {} was not destroyed: CUDA error {status}",
                 self.context.device()
             );
         }
@@ -312,12 +314,12 @@ impl Drop for StreamInner {
 
 /// Guard: while it lives the thread may make calls that a capture forbids by default; for
 /// operations unrelated to any capture.
-pub(crate) struct Relaxed {
+pub(crate) struct RelaxedCapture {
     driver: Driver,
     before: c_uint,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     pub(crate) fn enter(driver: Driver) -> Self {
         let mut relaxed = Self {
             driver,
@@ -334,7 +336,7 @@ impl Relaxed {
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         self.exchange();
     }

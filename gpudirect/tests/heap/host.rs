@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use doorbell_gpudirect::heap::{HeapError, SymmetricHeap, Threads, Update};
-use doorbell_gpudirect::proxy::Cause;
+use doorbell_gpudirect::heap::{HeapError, SignalOp, SymmetricHeap, ThreadExchange};
+use doorbell_gpudirect::proxy::FailureCause;
 
 use crate::world::{PATIENCE, device, ranks};
 
@@ -32,9 +32,9 @@ fn a_ring_of_puts_with_signals() {
                     heap.wait_signal(read, round - 1, PATIENCE).unwrap();
                     let (from, part) = (from.part(0, len as u64).unwrap(), to.part(0, len as u64).unwrap());
                     let update = if round % 2 == 0 {
-                        Update::Set(round)
+                        SignalOp::Set(round)
                     } else {
-                        Update::Add(1)
+                        SignalOp::Add(1)
                     };
                     heap.put_signal(from, part, next, arrived, update).unwrap();
                     heap.wait_signal(arrived, round, PATIENCE).unwrap();
@@ -45,7 +45,7 @@ fn a_ring_of_puts_with_signals() {
                         pattern(before, round, len),
                         "rank {rank} of {ranks}, {len} bytes"
                     );
-                    heap.signal(before, read, Update::Add(1)).unwrap();
+                    heap.signal(before, read, SignalOp::Add(1)).unwrap();
                     heap.quiet(PATIENCE).unwrap();
                 }
                 heap.barrier(PATIENCE).unwrap();
@@ -99,7 +99,7 @@ fn full_queues_and_many_threads() {
                     let heap = &heap;
                     scope.spawn(move || {
                         for _ in 0..EACH {
-                            heap.put_signal(*from, *to, peer, counted, Update::Add(1)).unwrap();
+                            heap.put_signal(*from, *to, peer, counted, SignalOp::Add(1)).unwrap();
                         }
                     });
                 }
@@ -160,7 +160,7 @@ fn what_cannot_be_asked_for() {
 fn parts_must_be_alike() {
     let device = device();
     thread::scope(|scope| {
-        for mut exchange in Threads::new(2, PATIENCE) {
+        for mut exchange in ThreadExchange::new(2, PATIENCE) {
             let device = &device;
             scope.spawn(move || {
                 let bytes = 1 << (20 + u64::from(doorbell_gpudirect::heap::Exchange::rank(&exchange)));
@@ -168,7 +168,7 @@ fn parts_must_be_alike() {
                     .bytes(bytes)
                     .connect(&mut exchange)
                     .unwrap_err();
-                assert!(matches!(error, HeapError::Unlike { .. }), "{error}");
+                assert!(matches!(error, HeapError::SizeMismatch { .. }), "{error}");
             });
         }
     });
@@ -190,11 +190,11 @@ fn a_rank_goes() {
                 let asked = heap.put(range, range, 0).and_then(|()| heap.quiet(PATIENCE));
                 match asked {
                     Ok(()) => thread::sleep(Duration::from_millis(1)),
-                    Err(HeapError::Failed(failed)) => break failed,
+                    Err(HeapError::RequestFailure(failed)) => break failed,
                     Err(other) => panic!("{other}"),
                 }
             };
-            assert_eq!(failed.cause, Cause::Connection, "{failed}");
+            assert_eq!(failed.cause, FailureCause::Connection, "{failed}");
             // All later ones give the same.
             assert!(heap.put(range, range, 1).is_err());
         },

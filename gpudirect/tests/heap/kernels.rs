@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use doorbell_cuda_standin::{Manner, Standin};
 use doorbell_gpudirect::heap::SymmetricHeap;
-use doorbell_gpudirect::proxy::{Cause, KernelQueue};
+use doorbell_gpudirect::proxy::{FailureCause, KernelQueue};
 
 use crate::gpu::{Gpu, Results};
 use crate::world::{PATIENCE, gpu_ranks};
@@ -140,14 +140,14 @@ fn nonsense_of_kernels() {
     let standin = Standin::load(Manner::Prompt);
     // Operation, signal's kind and peer; length.
     let cases = [
-        (0u64, 8u64, Cause::Operation),
-        (9, 8, Cause::Operation),
-        (1 | 7 << 8, 8, Cause::Operation),
-        (3, 0, Cause::Operation),
-        (1 | 2 << 16, 8, Cause::Peer),
-        (1 | u64::from(u32::MAX) << 16, 8, Cause::Peer),
-        (1, (1 << 20) + 1, Cause::Local),
-        (2, u64::MAX >> 8, Cause::Local),
+        (0u64, 8u64, FailureCause::Operation),
+        (9, 8, FailureCause::Operation),
+        (1 | 7 << 8, 8, FailureCause::Operation),
+        (3, 0, FailureCause::Operation),
+        (1 | 2 << 16, 8, FailureCause::Peer),
+        (1 | u64::from(u32::MAX) << 16, 8, FailureCause::Peer),
+        (1, (1 << 20) + 1, FailureCause::Local),
+        (2, u64::MAX >> 8, FailureCause::Local),
     ];
     gpu_ranks(
         &standin,
@@ -179,7 +179,7 @@ fn nonsense_of_kernels() {
                 &[&0u32, &range.offset(), &range.offset(), &8u64, &6u64, &arrived.number()],
             );
             assert_eq!(gpu.results().failures, 2);
-            assert_eq!(queue.failure().unwrap().cause, Cause::Torn);
+            assert_eq!(queue.failure().unwrap().cause, FailureCause::Torn);
             // The heap's other queues go on.
             heap.put(range, range, 0).unwrap();
             heap.quiet(PATIENCE).unwrap();
@@ -225,7 +225,7 @@ fn kernels_are_let_go() {
             assert!(!gpu.stream.is_idle().unwrap());
             other.stop();
             assert_eq!(gpu.results().failures, 1);
-            assert_eq!(other.failure().unwrap().cause, Cause::Stopped);
+            assert_eq!(other.failure().unwrap().cause, FailureCause::Stopped);
             if rank == 0 {
                 return;
             }
@@ -239,7 +239,7 @@ fn kernels_are_let_go() {
                 &[&0u32, &range.offset(), &range.offset(), &8u64, &1u64, &never.number()],
             );
             assert_eq!(gpu.results().failures, 1);
-            assert_eq!(queue.failure().unwrap().cause, Cause::Connection);
+            assert_eq!(queue.failure().unwrap().cause, FailureCause::Connection);
             ping(&queue, rank);
             assert_eq!(gpu.results().failures, 1);
         },

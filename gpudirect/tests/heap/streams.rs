@@ -2,8 +2,8 @@
 
 use doorbell_cuda::{CaptureMode, HostMemory, Memory as _, Stream, Until};
 use doorbell_cuda_standin::{Manner, Standin};
-use doorbell_gpudirect::heap::{HeapError, Update};
-use doorbell_gpudirect::proxy::Cause;
+use doorbell_gpudirect::heap::{HeapError, SignalOp};
+use doorbell_gpudirect::proxy::FailureCause;
 
 use crate::world::{PATIENCE, gpu_ranks, ranks};
 
@@ -29,9 +29,9 @@ fn put_wait_and_barrier() {
                 let value = |rank: u32| (round * 11 + u64::from(rank)) as u8;
                 gpu.stream.fill(heap.span(from).unwrap(), value(rank)).unwrap();
                 let update = if round % 2 == 0 {
-                    Update::Add(1)
+                    SignalOp::Add(1)
                 } else {
-                    Update::Set(round)
+                    SignalOp::Set(round)
                 };
                 puts.put_signal(from, to, next, arrived, update).unwrap();
                 puts.wait_signal(arrived, round).unwrap();
@@ -75,9 +75,9 @@ fn nothing_goes_too_early() {
             let mut puts = heap.on(&gpu.stream).unwrap();
             let mut others = heap.on(&other).unwrap();
             gpu.stream.wait_value64(gate.all(), Until::Equal(1)).unwrap();
-            puts.signal(0, first, Update::Set(1)).unwrap();
+            puts.signal(0, first, SignalOp::Set(1)).unwrap();
             // Another stream goes its own way.
-            others.signal(0, second, Update::Set(1)).unwrap();
+            others.signal(0, second, SignalOp::Set(1)).unwrap();
             others.quiet().unwrap();
             other.synchronize().unwrap();
             assert_eq!((heap.signal_value(first), heap.signal_value(second)), (0, 1));
@@ -91,7 +91,7 @@ fn nothing_goes_too_early() {
                 .store(0, std::sync::atomic::Ordering::Release);
             gpu.stream.synchronize().unwrap();
             gpu.stream.wait_value64(gate.all(), Until::Equal(1)).unwrap();
-            puts.signal(0, first, Update::Set(2)).unwrap();
+            puts.signal(0, first, SignalOp::Set(2)).unwrap();
             drop(puts);
             gate.atomic_u64(0)
                 .unwrap()
@@ -121,12 +121,12 @@ fn failures_let_streams_go() {
                 puts.quiet().unwrap();
                 gpu.stream.synchronize().unwrap();
                 if let Some(failed) = puts.failure() {
-                    assert_eq!(failed.cause, Cause::Connection, "{failed}");
+                    assert_eq!(failed.cause, FailureCause::Connection, "{failed}");
                     break;
                 }
             }
-            assert!(matches!(puts.put(range, range, 0), Err(HeapError::Failed(_))));
-            assert!(matches!(puts.quiet(), Err(HeapError::Failed(_))));
+            assert!(matches!(puts.put(range, range, 0), Err(HeapError::RequestFailure(_))));
+            assert!(matches!(puts.quiet(), Err(HeapError::RequestFailure(_))));
         },
     );
 }
@@ -161,7 +161,7 @@ fn what_streams_cannot_have() {
         |heap| heap.bytes(1 << 20),
         |mut heap| {
             let stream = Stream::new(&driver.device(0).unwrap().context().unwrap()).unwrap();
-            assert!(matches!(heap.on(&stream), Err(HeapError::NotPinned)));
+            assert!(matches!(heap.on(&stream), Err(HeapError::NoGpu)));
         },
     );
 }

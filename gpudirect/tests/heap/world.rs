@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_cuda_standin::Standin;
-use doorbell_gpudirect::heap::{HeapBuilder, SymmetricHeap, Threads};
+use doorbell_gpudirect::heap::{HeapBuilder, SymmetricHeap, ThreadExchange};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Context, Library};
 
@@ -35,7 +35,7 @@ pub(crate) fn ranks(
 ) {
     let device = device();
     thread::scope(|scope| {
-        for mut exchange in Threads::new(count, PATIENCE) {
+        for mut exchange in ThreadExchange::new(count, PATIENCE) {
             let (device, make, rank) = (&device, &make, &rank);
             scope.spawn(move || {
                 let heap = make(SymmetricHeap::builder(device)).connect(&mut exchange).unwrap();
@@ -55,7 +55,7 @@ pub(crate) fn gpu_ranks(
     let device = device();
     let driver = standin.driver().unwrap();
     thread::scope(|scope| {
-        for (number, mut exchange) in Threads::new(count, PATIENCE).into_iter().enumerate() {
+        for (number, mut exchange) in ThreadExchange::new(count, PATIENCE).into_iter().enumerate() {
             let (device, make, rank) = (&device, &make, &rank);
             scope.spawn(move || {
                 let gpu = Gpu::new(driver, number);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use doorbell_cuda::CaptureMode;
-use doorbell_gpudirect::heap::{SymmetricHeap, Update};
-use doorbell_gpudirect::proxy::Idle;
+use doorbell_gpudirect::heap::{SymmetricHeap, SignalOp};
+use doorbell_gpudirect::proxy::IdlePolicy;
 use doorbell_gpudirect::stream::StreamQueue;
 use doorbell_verbs::{Context as Device, RemoteWrite};
 
@@ -134,7 +134,7 @@ fn in_streams(options: &Options, place: Place, gpu: &Gpu, heap: &mut SymmetricHe
                     puts.wait_signal(turn, round)?;
                 }
                 if rank < 2 {
-                    puts.put_signal(from, to, 1 - rank, turn, Update::Set(round))?;
+                    puts.put_signal(from, to, 1 - rank, turn, SignalOp::Set(round))?;
                 }
                 if rank == 0 {
                     puts.wait_signal(turn, round)?;
@@ -166,7 +166,7 @@ pub(crate) fn posts(options: &Options, gpu: &Gpu, device: &Device) -> Result<()>
     let (one, _two) = (one.connect(&to)?, two.connect(&from)?);
     let inbox = pd.register(vec![0; 64], RemoteWrite)?;
     let remote = inbox.remote();
-    let queue = StreamQueue::spawn(&gpu.context, one, cq, Idle::default())?;
+    let queue = StreamQueue::spawn(&gpu.context, one, cq, IdlePolicy::default())?;
     let (repeats, count) = if options.quick { (3, 10u64) } else { (7, 200) };
     let stream = &gpu.stream;
 

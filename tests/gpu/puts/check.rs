@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use doorbell_cuda::{HostMemory, Memory as _};
-use doorbell_gpudirect::heap::{SymmetricHeap, Update};
+use doorbell_gpudirect::heap::{SymmetricHeap, SignalOp};
 
 use crate::Options;
 use crate::rank::{Gpu, PATIENCE, Place};
@@ -171,7 +171,7 @@ fn in_streams(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<
     };
     for round in 1..=rounds {
         gpu.stream.fill(span(from)?, value(heap.rank(), round))?;
-        puts.put_signal(from, to, next, arrived, Update::Set(round))?;
+        puts.put_signal(from, to, next, arrived, SignalOp::Set(round))?;
         puts.wait_signal(arrived, round)?;
         keep(to)?;
         puts.get(back, from, before)?;
@@ -200,7 +200,7 @@ fn by_the_host(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result
     for (round, &bytes) in (1u64..).zip(sizes(options)) {
         let (from, to) = (heap.alloc(bytes)?, heap.alloc(bytes)?);
         gpu.write(heap, from, &pattern(heap.rank(), round, bytes))?;
-        heap.put_signal(from, to, next, arrived, Update::Add(1))?;
+        heap.put_signal(from, to, next, arrived, SignalOp::Add(1))?;
         heap.wait_signal(arrived, round, PATIENCE)?;
         ensure!(
             gpu.read(heap, to)? == pattern(before, round, bytes),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use doorbell_cuda::{Argument, Context, Driver, HostMemory, Launch, Memory as _, Module, Span, Stream};
-use doorbell_gpudirect::heap::{Star, Symmetric, SymmetricHeap};
+use doorbell_gpudirect::heap::{TcpExchange, SymmetricRange, SymmetricHeap};
 use doorbell_gpudirect::proxy::KernelQueue;
 use doorbell_tests::gpu::ranks::soft_device;
 
@@ -45,9 +45,9 @@ pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<b
     let gpu = Gpu::new(driver, rank as usize)?;
     let device = soft_device()?;
     let mut exchange = if rank == 0 {
-        Star::host(&TcpListener::bind(address)?, options.ranks, PATIENCE)?
+        TcpExchange::host(&TcpListener::bind(address)?, options.ranks, PATIENCE)?
     } else {
-        Star::join(address, rank, options.ranks, PATIENCE)?
+        TcpExchange::join(address, rank, options.ranks, PATIENCE)?
     };
     if rank == 0 {
         let name = gpu.context.device().name()?;
@@ -129,7 +129,7 @@ impl Gpu {
     }
 
     /// Writes bytes into the own part, wherever it lies.
-    pub(crate) fn write(&self, heap: &SymmetricHeap, range: Symmetric, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, heap: &SymmetricHeap, range: SymmetricRange, bytes: &[u8]) -> Result<()> {
         let staged = HostMemory::alloc(&self.context, bytes.len())?;
         staged.copy_in(0, bytes)?;
         let into = heap.span(range).context("a heap that the GPU reaches")?;
@@ -138,7 +138,7 @@ impl Gpu {
     }
 
     /// Reads bytes out of the own part.
-    pub(crate) fn read(&self, heap: &SymmetricHeap, range: Symmetric) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, heap: &SymmetricHeap, range: SymmetricRange) -> Result<Vec<u8>> {
         let staged = HostMemory::alloc(&self.context, range.len() as usize)?;
         let from = heap.span(range).context("a heap that the GPU reaches")?;
         self.stream.copy(staged.all(), from)?;

@@ -1,8 +1,13 @@
-//! The executor by copy engines: what is long goes by `cuMemcpyAsync` into the others' memory, and the processors of a GPU only reduce.
+//! The copy-engine executor: long messages are copied by `cuMemcpyAsync` into the peers' memory,
+//! and multiprocessors only reduce.
 //!
-//! A plan is lowered once for each kind and size ([`script`]) and replayed: into the caller's stream, streams for copies to others, and one more that waits for what nothing here waits for. The caller's stream goes on when all of them are done.
+//! A plan is lowered once per kind and size ([`script`]) and replayed: on the caller's stream, on
+//! streams for copies to peers, and on one for waits that nothing local depends on. The caller's
+//! stream resumes when all of them are done.
 //!
-//! A rank tells another that something is there by copying a word of ones behind it, by the same engine; who waits does so in a stream. So a copy is what takes time, and no kernel waits for anything.
+//! A rank signals a message by copying an all-ones word behind it on the same engine; the receiver
+//! waits for it with a stream memory operation. So copies dominate the time, and no kernel waits
+//! for anything.
 
 mod script;
 mod tasks;
@@ -20,14 +25,14 @@ use crate::plan::{Collective, Form};
 use crate::types::{DataType, Rank};
 use script::{Act, At, CALLER, Script, Terms, Word};
 
-/// Scripts that are kept.
+/// Cached scripts.
 const KEPT: usize = 64;
 /// Bytes of a word.
 const WORD: usize = 4;
-/// From so many bytes on that a rank reduces, it does so in two parts.
+/// Reductions of at least this many bytes are done in two parts.
 const TWO_PARTS: u64 = 32 << 20;
 
-/// An operation, checked.
+/// A validated operation.
 #[derive(Clone, Copy)]
 pub(super) struct Operation<'a> {
     pub(super) collective: Collective,
@@ -39,13 +44,13 @@ pub(super) struct Operation<'a> {
     pub(super) input: Option<Span<'a>>,
     pub(super) output: Option<Span<'a>>,
     pub(super) in_place: bool,
-    /// The others' memory in which they have their outputs, and where in it.
+    /// The ranks' registered memory that holds the outputs, and the offset in it.
     pub(super) registered: Option<(&'a Mapped, usize)>,
-    /// Bytes of a slice of the whole.
+    /// Slice size, in bytes of the whole.
     pub(super) slice: u64,
 }
 
-/// What a script was made of.
+/// What a script depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     collective: Collective,
@@ -54,8 +59,11 @@ struct Key {
     terms: Terms,
 }
 
-/// In how many parts an all-reduce of one slice is reduced, and the messages beside that are sent: each is a copy and a word more, which cost the link some 5 µs, and hides the reduction of the part before it. More than two win nothing. Where nothing
-/// is sent behind the reduction it is not worth that: copies wait for what processors read meanwhile, for as long as is won.
+/// The number of parts into which the reduction of a one-slice all-reduce, and the messages next to
+/// it, are divided: each part adds a copy and a flag word, which cost some 5 µs of link time, and
+/// hides the reduction of the previous part. More than two gain nothing. If nothing is sent after
+/// the reduction it does not pay off: copies wait for concurrent reads by multiprocessors as long
+/// as is gained.
 fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
     let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
     let is_one = operation.collective == Collective::AllReduce && operation.slice >= bytes;
@@ -66,14 +74,14 @@ fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
     }
 }
 
-/// A script with events for it.
+/// A script with its events.
 struct Prepared {
     key: Key,
     script: Script,
     events: Vec<Event>,
 }
 
-/// One rank's.
+/// The copy-engine executor of a rank.
 pub(super) struct Copies {
     peers: Arc<Peers>,
     copiers: u8,
@@ -82,14 +90,14 @@ pub(super) struct Copies {
     reducer: Reducer,
     /// The types and operators whose kernels have run.
     warm: Vec<(DataType, &'static str)>,
-    /// The last used comes last.
+    /// In LRU order, the most recent last.
     prepared: Vec<Prepared>,
 }
 
 impl Copies {
     pub(super) fn new(peers: Arc<Peers>, copiers: u8) -> Result<Self, GpuError> {
         let context = peers.context().clone();
-        // One of them waits for what comes last.
+        // One of them for the waits that come last.
         let streams = (0..=copiers).map(|_| Stream::new(&context)).collect::<Result<_, _>>()?;
         Ok(Self {
             peers,
@@ -109,12 +117,14 @@ impl Copies {
         &self.reducer
     }
 
-    /// The streams that it has beside the caller's.
+    /// Its streams beside the caller's.
     pub(super) fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
-    /// Runs the kernels of a type and an operator once, with next to nothing to do. The driver may load a kernel only when it is first launched, and then waits for all that the device does: which may be waiting for another rank of this process.
+    /// Runs the kernels of a type and an operator once, with almost no work. The driver may load a
+    /// kernel lazily at its first launch, and then waits for all work of the device, which may wait
+    /// for another rank of this process.
     pub(super) fn warm(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
         let name = (data, operator.name());
         if self.warm.contains(&name) {
@@ -139,7 +149,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Makes all of an operation that can be made before it is put into a stream: its script, and kernels that have run.
+    /// Prepares an operation before any of it is enqueued: its script, and warmed-up kernels.
     pub(super) fn ready(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
             self.warm(operation.data, operation.operator)?;
@@ -147,7 +157,7 @@ impl Copies {
         self.prepare(operation)
     }
 
-    /// Puts an operation into `stream`.
+    /// Enqueues an operation on `stream`.
     pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.ready(operation)?;
         let Some(prepared) = self.prepared.last() else {
@@ -163,7 +173,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Has the script of an operation as the last one.
+    /// Looks up or builds the operation's script, and makes it the most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let areas = self.peers.areas();
         let key = Key {
@@ -187,7 +197,7 @@ impl Copies {
         }
         let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
         let schedule = match key.collective {
-            // Everybody tells everybody, whatever the algorithm's way is: there is nothing else in it.
+            // All ranks signal all ranks, whatever the algorithm: a barrier has no other content.
             Collective::Barrier => Algorithm::RecursiveDoubling.schedule(key.collective, &order, key.root)?,
             _ => key.algorithm.schedule(key.collective, &order, key.root)?,
         };
@@ -250,13 +260,13 @@ impl Copies {
         Ok(())
     }
 
-    /// Which of the words of an arena one is that `writer` writes.
+    /// The index in an arena of a word that `writer` writes.
     fn index(&self, word: Word, writer: Rank) -> usize {
         let kind = usize::from(word.is_room) * self.peers.ranks();
         1 + (kind + writer.index()) * WORDS + word.index as usize
     }
 
-    /// A word of a rank's arena. The first is all ones, to be copied.
+    /// A word of a rank's arena. The first is all ones, the source of signal copies.
     fn word(&self, rank: Rank, index: usize) -> Result<Span<'_>, GpuError> {
         let start = self.peers.areas().words.start + WORD * index;
         Ok(self.peers.arenas().of(rank).span(start..start + WORD)?)

@@ -1,51 +1,58 @@
-//! What one rank's streams do for an operation: a plan, lowered to copies, words, reductions and events.
+//! A script: one rank's stream operations for a collective, i.e. a plan lowered to copies, flag
+//! words, reductions and events.
 //!
-//! A [`Script`] is made of a schedule by arithmetic alone, of all ranks' programs, so that each rank knows where what it sends belongs at its receiver. It is constant: nothing in it depends on how often it was done before, so that a graph
-//! that was captured of it can be launched again and again.
+//! A [`Script`] is computed from the schedule of all ranks' programs, so that each rank knows the
+//! destination address of what it sends. It is constant: nothing depends on how often it ran
+//! before, so a graph that captured it can be launched repeatedly.
 //!
-//! # Words
-//! All that ranks tell each other is that a word is no longer zero. Who waits for one sets it to zero again before it goes on, and it is written again only after that is known:
-//! - *ready*, at the beginning: the receiver is done with what came before, and its memory may be written. Each sender waits for the words of those that it sends to.
-//! - *room*, for a message to memory that was used before in the same operation: it may be written again.
-//! - *full*: the message is there.
+//! # Flag words
+//! Ranks synchronize only by words that become nonzero. The waiting rank resets the word to zero
+//! before it proceeds, and the writer writes it again only once that is known:
+//! - *ready*, at the beginning: the receiver is done with earlier operations, and its memory may be
+//!   written. Each sender waits for the words of its receivers.
+//! - *credit*, for a message into memory already used in the same operation: it may be overwritten.
+//! - *full*: the message has arrived.
 //!
 //! # Order
-//! An operation is cut into slices, which use staging memory by turns. A step's *depth* is how many messages must have come one after another before it. Tasks are put into streams by slice and depth together, so that the first sends of a slice come
-//! before the later ones of the slice before it, and reductions hide behind them. All ranks do so: whatever a task waits for, on any rank, comes before it in this order. So operations end even where a driver has the streams' work done in the very order in
-//! which it was put into them.
+//! An operation is divided into slices, which use staging memory round-robin. A step's *depth* is
+//! the length of the longest chain of messages before it. Tasks are enqueued by slice plus depth,
+//! so that the first sends of a slice precede later ones of the slice before it and overlap with
+//! reductions. All ranks do so: whatever a task waits for, on any rank, precedes it in this order.
+//! So operations complete even if a driver serializes the streams' work in the order in which it
+//! was enqueued (no deadlock).
 
 use super::tasks::{Message, Plan, Task, What};
 use crate::gpu::peers::WORDS;
 use crate::plan::{Form, Schedule};
 use crate::types::{DataType, Rank};
 
-/// The word that says that a rank is ready.
+/// The word by which a rank signals that it is ready.
 pub(super) const READY: u32 = WORDS as u32 - 1;
 
-/// The stream of the caller, where reductions are done.
+/// The caller's stream, on which reductions run.
 pub(super) const CALLER: u8 = 0;
 
-/// What an operation is, as far as it decides what is done.
+/// The parameters that determine a script.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Terms {
     pub(super) data: DataType,
     /// Elements of the whole, or of each part.
     pub(super) count: u64,
-    /// Whether messages may be put where they belong in the others' outputs.
+    /// Whether messages may be stored directly in the peers' outputs.
     pub(super) direct: bool,
     /// Whether input and output are the same memory.
     pub(super) in_place: bool,
     /// Bytes of staging memory.
     pub(super) staging: u64,
-    /// Bytes of a slice of the whole.
+    /// Slice size, in bytes of the whole.
     pub(super) slice: u64,
-    /// Streams for copies to others.
+    /// Streams for copies to peers.
     pub(super) copiers: u8,
-    /// In how many parts reductions are done, and the messages beside them sent.
+    /// The number of parts into which reductions, and the messages next to them, are divided.
     pub(super) tail: u32,
 }
 
-/// Where bytes lie: so many bytes behind the beginning of what.
+/// A location: a memory and an offset in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum At {
     Input(u64),
@@ -56,21 +63,21 @@ pub(super) enum At {
     TheirStaging(Rank, u64),
 }
 
-/// A word: by whom it is written or read at the other end, and which of theirs.
+/// A flag word: the peer at the other end, and its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Word {
     pub(super) peer: Rank,
-    /// Whether it says that there is room, and not that a message is there.
+    /// Whether it grants a credit, rather than signaling a message.
     pub(super) is_room: bool,
     pub(super) index: u32,
 }
 
-/// Work for a stream.
+/// A stream operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Act {
-    /// Writes a word of the peer's.
+    /// Writes a word of the peer.
     Signal(Word),
-    /// Waits for a word that the peer writes, and makes it zero.
+    /// Waits for a word that the peer writes, and resets it.
     Await(Word),
     Copy {
         from: At,
@@ -88,18 +95,19 @@ pub(super) enum Act {
     Wait(u32),
 }
 
-/// What one rank does, in the order in which it is put into its streams.
+/// One rank's operations in the order in which they are enqueued.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Script {
-    /// Each with the number of its stream.
+    /// Each with its stream index.
     pub(super) acts: Vec<(u8, Act)>,
-    /// How many events there are.
+    /// The number of events.
     pub(super) events: u32,
-    /// How many streams there are: the caller's, those for copies, and one to wait for what nobody here waits for.
+    /// The number of streams: the caller's, those for copies, and one for waits that nothing local
+    /// depends on.
     pub(super) streams: u8,
 }
 
-/// Why there is no script.
+/// The operation does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the operation does not fit {staging} bytes of staging memory and {WORDS} words, however it is cut")]
 pub(super) struct TooLarge {
@@ -107,18 +115,18 @@ pub(super) struct TooLarge {
 }
 
 impl Script {
-    /// What `rank` does.
+    /// The script of `rank`.
     pub(super) fn new(schedule: &dyn Schedule, rank: Rank, terms: Terms) -> Result<Self, TooLarge> {
         let plan = Plan::new(schedule, terms)?;
         Ok(plan.script(rank))
     }
 }
 
-/// What is put into a stream at a time.
+/// Operations that are enqueued together.
 struct Item {
     stream: u8,
     acts: Vec<Act>,
-    /// Items before it that it waits for.
+    /// Earlier items that it waits for.
     after: Vec<usize>,
 }
 
@@ -140,10 +148,11 @@ impl Plan {
         script
     }
 
-    /// Tells the senders that this rank is ready, and waits for the receivers. A barrier is no more, with an answer, as a word must not be written twice before it was read.
+    /// Signals readiness to the senders, and waits for the receivers. A barrier consists of this
+    /// plus a reply, as a word must not be written twice before it was read.
     fn begin(&self, me: usize, script: &mut Script) {
         let ranks = self.programs.len();
-        // Whoever is next first, so that nobody is everybody's first.
+        // Rotated by rank, so that ranks do not all start with the same peer.
         let others = (1..ranks).map(|distance| (me + distance) % ranks);
         let sends = |from: usize, to: usize| {
             let between = |message: &&Message| message.from.index() == from && message.to.index() == to;
@@ -170,7 +179,7 @@ impl Plan {
         }
     }
 
-    /// Gives tasks their streams, and receives their places: right before what needs them.
+    /// Assigns streams to tasks, and moves each receive right before its first use.
     fn items(&self, tasks: Vec<Task>) -> Vec<Item> {
         let last = self.terms.copiers + 1;
         let mut streams = vec![CALLER; tasks.len()];
@@ -181,7 +190,7 @@ impl Plan {
                 copier = (copier + 1) % self.terms.copiers.max(1);
             }
         }
-        // In which order tasks are put into streams.
+        // The order in which tasks are enqueued.
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut is_moved = vec![false; tasks.len()];
         for at in 0..tasks.len() {
@@ -195,7 +204,8 @@ impl Plan {
             });
             match user {
                 Some(user) => {
-                    // Copies to others have a stream for themselves, in which nothing but them takes the link's time.
+                    // Copies to peers have streams of their own, so that nothing else delays the
+                    // link.
                     streams[at] = if streams[user] == CALLER { CALLER } else { last };
                     before[user].push(at);
                     is_moved[at] = true;
@@ -211,7 +221,7 @@ impl Plan {
         self.with_room(&tasks, &streams, &order)
     }
 
-    /// Adds what tells senders that there is room, behind the last task that used it.
+    /// Adds the credit signals to senders, behind the last task that used the memory.
     fn with_room(&self, tasks: &[Task], streams: &[u8], order: &[usize]) -> Vec<Item> {
         let follows: Vec<Vec<usize>> = order
             .iter()
@@ -284,10 +294,10 @@ impl Plan {
     }
 }
 
-/// Puts items into streams, with events where one stream has to wait for another.
+/// Appends items to the streams, with events for dependencies between streams.
 fn emit(items: &[Item], script: &mut Script) {
     let streams = usize::from(script.streams);
-    // How far each stream is known to be behind each other one: the last item that it has waited for, and one more.
+    // Per stream pair: the last item of the other stream known to be done, plus one.
     let mut known = vec![vec![0; streams]; streams];
     let mut waits: Vec<Vec<usize>> = vec![Vec::new(); items.len()];
     let mut events: Vec<Option<u32>> = vec![None; items.len()];
@@ -299,7 +309,7 @@ fn emit(items: &[Item], script: &mut Script) {
             if other == own || known[own][other] > before {
                 continue;
             }
-            // `after` is in order, so this is the last that is waited for on that stream.
+            // `after` is sorted, so this is the last wait on that stream.
             known[own][other] = before + 1;
             events[before].get_or_insert_with(|| {
                 next += 1;
@@ -310,7 +320,7 @@ fn emit(items: &[Item], script: &mut Script) {
     }
     let mut is_used = vec![false; streams];
     is_used[usize::from(CALLER)] = true;
-    // The first event is the beginning.
+    // Event 0 is the operation's start.
     if items.iter().any(|item| item.stream != CALLER) {
         script.acts.push((CALLER, Act::Record(0)));
     }

@@ -1,4 +1,6 @@
-//! Scripts of all ranks, run by a scheduler that takes any stream's next act that can be done: results are right, no word is written twice before it was read, and all ends, even where each rank has but one stream.
+//! Scripts of all ranks, run by a scheduler that executes any stream's next enabled operation:
+//! results are correct, no word is written twice before it was read, and there is no deadlock, even
+//! if each rank has only one stream.
 
 use std::collections::VecDeque;
 
@@ -9,10 +11,11 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::reference::{Case, Origin};
 
-/// Memory of a rank. Elements are words of 16 bits, partial results of 32: as they are of `f16`, but added as integers.
+/// A rank's memory. Elements are 16-bit words and partial results 32-bit, as for `f16`, but added
+/// as integers.
 struct Memory {
     user: Vec<u8>,
-    /// Where input and output begin in it.
+    /// Offsets of input and output.
     input: usize,
     output: usize,
     staging: Vec<u8>,
@@ -65,7 +68,7 @@ impl World {
         }
     }
 
-    /// Does an act, if it can be done now.
+    /// Executes an operation, if it is enabled.
     fn act(&mut self, rank: usize, act: &Act, events: &mut [bool]) -> bool {
         match act {
             Act::Signal(word) => {
@@ -106,7 +109,7 @@ impl World {
     }
 }
 
-/// Where input and output are in a rank's memory, and its length, in elements.
+/// Offsets of input and output in a rank's memory, and its length, in elements.
 fn places(case: &Case, rank: Rank, in_place: bool) -> (usize, usize, usize) {
     let (input, output) = (case.input(rank) as usize, case.output(rank) as usize);
     if !in_place {
@@ -127,7 +130,7 @@ fn given(rank: Rank, index: u64, turn: u64) -> u16 {
     (u64::from(rank.0) * 7919 + index * 31 + turn * 104_729 + 5) as u16
 }
 
-/// Runs it `turns` times, one behind the other without a pause, and compares.
+/// Runs it `turns` times back to back and compares the results.
 fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u64, turns: u64) {
     let ranks = case.ranks as usize;
     let all = || (0..case.ranks).map(Rank);
@@ -248,7 +251,7 @@ fn runs(schedule: &dyn Schedule, case: &Case, terms: Terms, alone: bool, seed: u
     assert_eq!(left, 0, "words are left: {case:?} {terms:?}");
 }
 
-/// All that scripts are made of here.
+/// All combinations tested here.
 fn known() -> Vec<(Algorithm, Collective)> {
     let all = Algorithm::ALL
         .iter()
@@ -319,7 +322,7 @@ fn staging_memory_that_is_too_small_is_an_error() {
     assert_eq!(Script::new(&*schedule, Rank(0), terms), Err(TooLarge { staging: 4096 }));
 }
 
-/// What rank 1 does in an operation among 4 on 4-byte elements.
+/// The script of rank 1 for an operation among 4 ranks on 4-byte elements.
 fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, in_place: bool) -> Script {
     let case = Case {
         collective,
@@ -340,7 +343,7 @@ fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail: u32, i
     Script::new(&*schedule(algorithm, &case), Rank(1), terms).unwrap()
 }
 
-/// What one of its streams does.
+/// The operations of one of its streams.
 fn stream(script: &Script, of: u8) -> Vec<Act> {
     let own = script.acts.iter().filter(|(stream, _)| *stream == of);
     own.map(|(_, act)| act.clone()).collect()
@@ -361,7 +364,7 @@ fn a_part_is_reduced_as_soon_as_its_last_message_is_there() {
             other => format!("{other:?}"),
         })
         .collect();
-    // The last is rank 2's, which has three behind it to send to before.
+    // The last one is rank 2's, which sends to three others before.
     let wanted = [
         "0 from 0",
         "0 from 3",
@@ -403,7 +406,7 @@ fn nobody_asks_for_room_where_it_has_got_what_was_there() {
         });
         assert_eq!(asked.count(), 0);
     }
-    // In a ring, what a result takes the place of was sent to somebody else.
+    // In a ring, the data that a result overwrites was sent to another rank.
     let ring = script(Collective::AllReduce, Algorithm::Ring, u64::MAX, 1, true);
     assert!(
         ring.acts

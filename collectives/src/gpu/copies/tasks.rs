@@ -1,4 +1,5 @@
-//! What a rank has to do for an operation, task by task, before it is known in which stream: where each message goes at its receiver, what is read and written, and what comes before what.
+//! The tasks of a rank for an operation, before streams are assigned: message destinations, memory
+//! accesses, and dependencies.
 
 use core::ops::Range;
 
@@ -8,12 +9,12 @@ use crate::plan::walk::{Walker, Who, walk};
 use crate::plan::{Collective, Form, Place, Program, Schedule, Span, Step};
 use crate::types::Rank;
 
-/// What staging memory is divided by.
+/// The alignment of areas within staging memory.
 const ALIGN: u64 = 256;
-/// Slices of an operation at most.
+/// The maximum number of slices of an operation.
 const MAX_SLICES: u64 = 512;
 
-/// Memory of a rank that is its own to look after.
+/// Memory of a rank whose hazards it tracks itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Space {
     Input,
@@ -21,7 +22,7 @@ enum Space {
     Staging,
 }
 
-/// Bytes that a task reads or writes.
+/// A memory access of a task.
 #[derive(Clone, Debug)]
 pub(super) struct Touch {
     space: Space,
@@ -45,10 +46,10 @@ pub(super) enum What {
     Work,
 }
 
-/// Something that is done in one stream.
+/// A task: work on one stream.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
-    /// Slice, strand, step, and which of the step's: what comes before in this order comes before in the plan.
+    /// Slice, strand, step, and index within the step: the plan's order.
     pub(super) place: (u64, u32, u32, u32),
     pub(super) depth: u32,
     pub(super) what: What,
@@ -56,47 +57,47 @@ pub(super) struct Task {
     pub(super) touches: Vec<Touch>,
 }
 
-/// A message, as its sender and its receiver have it.
+/// A message, with both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) from: Rank,
     pub(super) to: Rank,
-    /// Which of those between the two in a slice: the first of its parts.
+    /// Its number between the two ranks within a slice: that of its first part.
     pub(super) number: u32,
-    /// In how many parts it is sent, each with a word of its own.
+    /// The number of parts, each with a flag word of its own.
     pub(super) parts: u32,
     pub(super) strand: u32,
     pub(super) send: u32,
     pub(super) receive: u32,
-    /// Where in the receiver's part of staging memory it is put, if not where it belongs.
+    /// Its offset in the receiver's staging memory, unless it goes directly to its destination.
     pub(super) staged: Option<u64>,
-    /// Whether it is put where something else has been in the same slice.
+    /// Whether it overwrites other data of the same slice.
     pub(super) replaces: bool,
 }
 
-/// A plan with all that is known of it.
+/// A plan with its derived data.
 pub(super) struct Plan {
     pub(super) terms: Terms,
     pub(super) programs: Vec<Program>,
     pub(super) layouts: Vec<Layout>,
     pub(super) contents: Vec<Contents>,
-    /// By rank and strand, of each step.
+    /// By rank, strand and step.
     pub(super) depths: Vec<Vec<Vec<u32>>>,
     pub(super) messages: Vec<Message>,
-    /// By rank and strand, the message of each step.
+    /// The message of each step, by rank and strand.
     pub(super) of_step: Vec<Vec<Vec<Option<u32>>>>,
-    /// By sender and receiver, how many messages a slice has.
+    /// Messages per slice, by sender and receiver.
     pub(super) counts: Vec<Vec<u32>>,
     pub(super) is_barrier: bool,
     pub(super) slices: u64,
-    /// How many slices have staging memory of their own, and how much.
+    /// The number of slices with staging memory of their own, and its length for each.
     pub(super) turns: u64,
     pub(super) turn: u64,
-    /// In place, what is to be added to bytes of the input and of the output, by rank, for them to be the same bytes of one memory.
+    /// In place: by rank, the shifts that map bytes of input and of output to the same memory.
     pub(super) shifts: Vec<(u64, u64)>,
 }
 
-/// Notes the depths of steps.
+/// Computes the depths of steps.
 struct Depths {
     now: Vec<Vec<u32>>,
     all: Vec<Vec<Vec<u32>>>,
@@ -232,7 +233,8 @@ impl Plan {
         }
     }
 
-    /// Whether a message is the last that its receiver gets before it reduces it, or the first that its sender sends of what it has reduced: those hide most of a reduction if both are cut alike.
+    /// Whether a message is the last one received before a reduction, or the first one sent of its
+    /// result: if both are divided alike they hide most of the reduction.
     fn is_beside_reduction(&self, (from, send): (usize, u32), (to, receive): (usize, u32), strand: usize) -> bool {
         let (sent, received) = (&self.programs[from].strands[strand], &self.programs[to].strands[strand]);
         let (Step::Send { span, .. }, Step::Recv { into, .. }) = (&sent[send as usize], &received[receive as usize])
@@ -245,7 +247,7 @@ impl Plan {
         is_reduced_next || matches!(before, Some(Step::Reduce { into, .. }) if into == span)
     }
 
-    /// Lays everything out for so many slices.
+    /// Computes the layout for this many slices.
     fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
         let shape = schedule.shape();
         let extent = || Extent {
@@ -283,7 +285,8 @@ impl Plan {
         self.look_for_replaced();
     }
 
-    /// Finds messages that take the place of something that their senders cannot know to be done with, and how long staging memory is in use.
+    /// Finds messages that overwrite data whose last use the sender cannot infer, and how long
+    /// staging memory is in use.
     fn look_for_replaced(&mut self) {
         let mut replaced = Vec::new();
         let mut turns = 1;
@@ -316,7 +319,9 @@ impl Plan {
         self.turns = turns;
     }
 
-    /// Whether the sender of what `rank` receives sends it only when it has got, from this rank, what was sent `before`: of an all-reduce in place, each gets the results of what it has given.
+    /// Whether the sender of what `rank` receives sends it only after receiving, from this rank,
+    /// what was sent `before`: in an in-place all-reduce each rank gets the results of what it has
+    /// sent.
     fn is_known(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
         let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
         let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))
@@ -336,7 +341,7 @@ impl Plan {
         };
         let mut comes_before = vec![false; sender.len()];
         comes_before[sent] = true;
-        // What a task follows is in front of it in the plan, and so in this order.
+        // Predecessors of a task precede it in the plan's order.
         for later in (came..=sent).rev() {
             if comes_before[later] {
                 for earlier in came..later {
@@ -361,7 +366,7 @@ impl Plan {
         &self.programs[message.to.index()].strands[message.strand as usize][message.receive as usize]
     }
 
-    /// Bytes of an element in a form.
+    /// Bytes per element in a form.
     fn unit(&self, form: Form) -> u64 {
         match form {
             Form::Element => self.terms.data.bytes() as u64,
@@ -369,12 +374,12 @@ impl Plan {
         }
     }
 
-    /// Where partial results are in a slice's part of staging memory.
+    /// The offset of partial results in a slice's staging memory.
     fn partial_at(&self, rank: usize) -> u64 {
         (self.layouts[rank].scratch_len * self.unit(Form::Element)).next_multiple_of(ALIGN)
     }
 
-    /// The pieces of a span of `rank`'s: where each is, in bytes, and its elements.
+    /// The pieces of a span of `rank`: location in bytes, and elements.
     fn span(&self, rank: usize, span: Span, slice: u64) -> Vec<(Place, u64, u64)> {
         let layout = &self.layouts[rank];
         let Some(data) = self.contents[rank].of(span) else {
@@ -394,7 +399,7 @@ impl Plan {
         each.iter().map(run).collect()
     }
 
-    /// Where a slice's part of staging memory begins.
+    /// The offset of a slice's staging memory.
     fn base(&self, slice: u64) -> u64 {
         slice % self.turns * self.turn
     }
@@ -411,7 +416,7 @@ impl Plan {
         elements * self.unit(span.place.form())
     }
 
-    /// Where the pieces of a message are put, at its receiver.
+    /// The destinations of a message's pieces at its receiver.
     fn target(&self, message: Message, slice: u64) -> Vec<(Place, u64)> {
         if let Some(staged) = message.staged {
             let mut next = self.base(slice) + staged;
@@ -551,7 +556,7 @@ impl Plan {
                         }
                         tasks.extend(task.some());
                     }
-                    // A message that nobody sends: the checker proves that there is none.
+                    // A message without a sender: the plan checker excludes it.
                     _ => {}
                 }
             }
@@ -582,7 +587,7 @@ impl Plan {
                 continue;
             }
             task.place.3 = part;
-            // It comes when it was sent.
+            // It is received at the depth at which it was sent.
             task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
             task.what = What::Receive {
                 from: message.from,
@@ -600,7 +605,7 @@ impl Plan {
             .collect()
     }
 
-    /// Reduces one part of so many.
+    /// Reduces one of `parts` parts.
     fn reduce(
         &self,
         rank: usize,
@@ -640,7 +645,8 @@ impl Plan {
         slice as u32 * self.counts[message.from.index()][message.to.index()] + message.number
     }
 
-    /// Whether a message waits for a word of its own before it is sent: if what it replaces was there in the same operation.
+    /// Whether a message needs a credit before it is sent: if it overwrites data of the same
+    /// operation.
     fn has_to_ask(&self, message: Message, slice: u64) -> bool {
         let is_staging = match (message.staged, self.receiving(message)) {
             (Some(_), _) => true,
@@ -658,12 +664,12 @@ impl Task {
         }
     }
 
-    /// Itself, unless there is nothing to do.
+    /// The task, unless it is empty.
     fn some(self) -> Option<Self> {
         (!self.acts.is_empty()).then_some(self)
     }
 
-    /// Whether it has to come after another one that comes before it in the plan.
+    /// Whether it depends on another task that precedes it in the plan.
     pub(super) fn follows(&self, other: &Self) -> bool {
         other.place < self.place
             && self
@@ -673,7 +679,7 @@ impl Task {
     }
 }
 
-/// Which of so many elements a part is.
+/// The element range of a part.
 fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
     split(len, parts, part)..split(len, parts, part + 1)
 }

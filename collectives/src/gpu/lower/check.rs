@@ -1,30 +1,33 @@
-//! Runs the groups of all ranks by their words alone: whether all come to their end, and what each knows of the others when it does something.
+//! Simulates the groups of all ranks by their signals alone: detects deadlock, and records what
+//! each rank knows about the others at each group.
 
 use super::{At, Messages, Strand, Word, fuse};
 use crate::types::Rank;
 
-/// A group's place in its rank's order, and what the rank knew when it had waited for what the group needs: for each rank, how many of its groups were done.
+/// A group's position in its rank's order, and the rank's knowledge after the group's waits: per
+/// rank, the number of its groups known to be done.
 type Knowledge = (u32, Vec<u32>);
 
-/// What ranks knew of each other.
+/// The recorded knowledge of all ranks.
 pub(super) struct History {
     /// By rank, slice and group.
     done: Vec<Vec<Vec<Knowledge>>>,
 }
 
-/// Between two ranks, seen from one of them.
+/// The signals between two ranks, from the view of one.
 #[derive(Clone, Default)]
 struct Between {
-    /// Messages that this one has told the other of, and what it knew then, one after another: staged ones, and direct ones.
+    /// Messages signaled to the other rank, staged and direct, each with the knowledge at that
+    /// point.
     told: [Vec<Vec<u32>>; 2],
-    /// Staged messages from the other that this one has read.
+    /// Staged messages from the other rank that this one has read.
     read: u32,
 }
 
-/// Runs all ranks for more slices than there are slots.
+/// Simulates all ranks for more slices than there are slots.
 ///
 /// # Errors
-/// A rank that waits for ever.
+/// A deadlocked rank.
 pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
     let ranks = strands.len();
     let slices = slots + ranks as u32 + 2;
@@ -75,7 +78,8 @@ pub(super) fn run(strands: &[Strand], slots: u32) -> Result<History, Rank> {
     }
 }
 
-/// Whether what a rank waits for in a slice is so. It knows then what who told it knew.
+/// Whether a wait of a slice is satisfied. The waiting rank then also knows what the signaling rank
+/// knew.
 fn has_come(
     wait: Word,
     slice: u32,
@@ -109,7 +113,7 @@ fn has_come(
     }
 }
 
-/// Notes what a rank tells in a slice, with what it knows.
+/// Records a signal of a slice, with the rank's knowledge.
 fn note(tell: Word, slice: u32, rank: usize, strand: &Strand, between: &mut [Vec<Between>], known: &[u32]) {
     match tell {
         Word::Direct { peer, message } | Word::Staged { peer, message } => {
@@ -133,10 +137,10 @@ fn note(tell: Word, slice: u32, rank: usize, strand: &Strand, between: &mut [Vec
     }
 }
 
-/// What a rank does together: slices and groups.
+/// Slices and groups that a rank executes together.
 type Step = Vec<(u32, usize)>;
 
-/// In which order a rank does its groups.
+/// A rank's execution order.
 fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     let ahead = strand.ahead as usize;
     let late = u32::from(ahead > 0);
@@ -158,7 +162,8 @@ fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     order
 }
 
-/// Messages that are stored into an output which its owner may still have to read, or to write: from, to, and which.
+/// Messages stored into an output that its owner may still read or write: sender, receiver, and
+/// index.
 pub(super) fn too_early(
     strands: &[Strand],
     history: &History,

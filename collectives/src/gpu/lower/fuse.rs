@@ -1,4 +1,5 @@
-//! One rank's steps as groups: where received messages lie, what is fused, and what waits and tells together.
+//! One rank's steps as groups: placement of received messages, fusion, and grouping of waits and
+//! signals.
 
 use std::collections::HashMap;
 
@@ -6,13 +7,13 @@ use super::{At, Block, Body, Group, Messages, Micro, Operand, Word, Work};
 use crate::plan::{Form, Place};
 use crate::types::Rank;
 
-/// Bodies of a group at most, and their operands.
+/// Maximum bodies of a group, and their maximum operands.
 pub(super) const MAX_BODIES: usize = 24;
 pub(super) const MAX_OPERANDS: usize = 64;
-/// Sources, or targets, of a body at most.
+/// Maximum sources, or targets, of a body.
 const MAX_SIDE: usize = 20;
 
-/// A body, what it waits for and what it tells.
+/// A body with its waits and signals.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Raw {
     waits: Vec<Word>,
@@ -20,17 +21,18 @@ pub(super) struct Raw {
     tells: Vec<Word>,
 }
 
-/// What has been received and not looked at so far.
+/// A received message that has not been read yet.
 #[derive(Clone, Copy)]
 struct Arrived {
     at: At,
-    /// Not waited for yet.
+    /// Its wait, until waited for.
     wait: Option<Word>,
-    /// The step that reads it last, and what it tells then.
+    /// The last step that reads it, and the signal due then.
     until: Option<(usize, Word)>,
 }
 
-/// Binds blocks to memory: what each step reads, writes, waits for and tells; and how many blocks of own memory there are.
+/// Binds blocks to memory: each step's reads, writes, waits and signals; and the number of scratch
+/// blocks.
 pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw>, u32) {
     let mut scratch: HashMap<Block, u32> = HashMap::new();
     let mut own = |(place, block): Block| match place {
@@ -132,7 +134,9 @@ pub(super) fn bind(steps: &[Micro], rank: Rank, messages: &Messages) -> (Vec<Raw
     (raws, scratch.len() as u32)
 }
 
-/// The step that reads last what the step at `index` receives, if it can lie in its slot until then: into memory of the rank's own, read at all, and nothing else comes from the same rank by its FIFO meanwhile.
+/// The last step that reads what the step at `index` receives, if the data can stay in its FIFO
+/// slot until then: its destination is scratch memory that is read, and no other message from the
+/// same rank arrives through the FIFO meanwhile.
 fn stays(steps: &[Micro], index: usize, from: Rank, rank: Rank, messages: &Messages) -> Option<usize> {
     let into = steps[index]
         .into
@@ -154,7 +158,7 @@ fn stays(steps: &[Micro], index: usize, from: Rank, rank: Rank, messages: &Messa
     (!steps[index + 1..=last].iter().any(is_next)).then_some(last)
 }
 
-/// Has each body store to all who get its result, and drops what nobody reads.
+/// Makes each body store to all receivers of its result, and drops unused bodies.
 pub(super) fn fuse(raws: Vec<Raw>) -> Vec<Raw> {
     let mut fused: Vec<Raw> = Vec::new();
     for raw in raws {
@@ -195,7 +199,7 @@ pub(super) fn fuse(raws: Vec<Raw>) -> Vec<Raw> {
     fused
 }
 
-/// Whether what follows a body at once only stores elsewhere what that reads, or what it makes.
+/// Whether the body that directly follows only stores elsewhere what this one reads or produces.
 fn joins(before: &Raw, next: &Raw) -> bool {
     let (Some(one), Some(other)) = (&before.body, &next.body) else {
         return false;
@@ -211,7 +215,7 @@ fn joins(before: &Raw, next: &Raw) -> bool {
         && (same || one.targets.contains(source))
 }
 
-/// Puts bodies together that wait and tell together.
+/// Combines bodies that can wait and signal together.
 pub(super) fn group(raws: Vec<Raw>, shift: Option<i64>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for raw in raws {
@@ -234,7 +238,8 @@ pub(super) fn group(raws: Vec<Raw>, shift: Option<i64>) -> Vec<Group> {
     groups
 }
 
-/// Whether a body may be done with those of a group: all of them only send, or all of them only receive, and none has to do with what another one writes.
+/// Whether a body can join a group: all of them only send, or all only receive, and none accesses
+/// what another writes.
 fn together(group: &Group, raw: &Raw, shift: Option<i64>) -> bool {
     let sends = |waits: &[Word]| !waits.iter().any(|wait| wait.is_data());
     let receives = |waits: &[Word], tells: &[Word]| {
@@ -264,7 +269,7 @@ fn clash(a: &Body, b: &Body, shift: Option<i64>) -> bool {
     writes(a, b) || writes(b, a)
 }
 
-/// Where an operand is, an input's block as the output's that it is in place.
+/// The memory of an operand; in place, an input block as the corresponding output block.
 pub(super) fn memory(at: At, shift: Option<i64>) -> (At, i64) {
     match (at, shift) {
         (At::Input(block), Some(shift)) => (At::Output(0), i64::from(block) + shift),
@@ -274,7 +279,7 @@ pub(super) fn memory(at: At, shift: Option<i64>) -> (At, i64) {
     }
 }
 
-/// Adds a word, of which the last of each kind and peer counts for those before it.
+/// Adds a signal; for each kind and peer the last one covers earlier ones.
 fn note(words: &mut Vec<Word>, word: Word) {
     for known in &mut *words {
         match (known, word) {
@@ -309,7 +314,8 @@ fn note(words: &mut Vec<Word>, word: Word) {
     words.push(word);
 }
 
-/// How many groups at the beginning may be a slice ahead of the others: if they send by other counts than those, or to others.
+/// The number of leading groups that may be one slice ahead: if the later groups use other counters
+/// or peers for sending.
 pub(super) fn leading(groups: &[Group]) -> u32 {
     let leading = groups.iter().take_while(|group| only_sends_input(group)).count();
     let (first, rest) = groups.split_at(leading);
@@ -331,7 +337,7 @@ pub(super) fn leading(groups: &[Group]) -> u32 {
     if mixed || rest.is_empty() { 0 } else { leading as u32 }
 }
 
-/// Whether the last of the leading groups and the one that follows it are no more together than a group may be.
+/// Whether the last leading group and its successor together stay within the limits of a group.
 pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
     let Some(two) = ahead.checked_sub(1).and_then(|last| groups.get(last..last + 2)) else {
         return false;
@@ -343,7 +349,7 @@ pub(super) fn joins_next(groups: &[Group], ahead: usize) -> bool {
     bodies().count() <= MAX_BODIES && operands <= MAX_OPERANDS
 }
 
-/// Whether a group may be done for the next slice before this one is finished.
+/// Whether a group may run for the next slice before the current one is finished.
 fn only_sends_input(group: &Group) -> bool {
     let input = |operand: &Operand| matches!(operand.at, At::Input(_));
     let away = |operand: &Operand| !matches!(operand.at, At::Scratch(_));

@@ -1,4 +1,5 @@
-//! Every schedule is lowered, and what is lowered is what it should be. That results are right, tests/gpu shows with the kernels themselves.
+//! Lowers every schedule, and checks structural properties. The results are verified by tests/gpu,
+//! with the kernels themselves.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -9,7 +10,7 @@ fn schedule(algorithm: Algorithm, collective: Collective, ranks: u32) -> Box<dyn
     algorithm.schedule(collective, &order, Rank(ranks / 2)).unwrap()
 }
 
-/// Messages that two ranks exchange in a slice, as both count them.
+/// Whether both ranks of each pair count the same messages per slice.
 fn counts_agree(lowered: &[Lowered]) -> bool {
     let ranks = lowered.len();
     (0..lowered[0].strands.len()).all(|strand| {
@@ -126,13 +127,14 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
             };
             assert_eq!(sum.work, Work::Reduce { whole: true });
             assert_eq!((sum.sources.len(), sum.targets.len()), (4, 4));
-            // What is sent of the input has been received by whom it is for, before that rank's sum can come: in place, too.
+            // Input that was sent has been received before that rank's sum can arrive: in place,
+            // too.
             let direct = sum
                 .targets
                 .iter()
                 .filter(|target| matches!(target.at, At::TheirOutput(..)));
             assert_eq!(direct.count(), 3);
-            // The sum is waited for at the end alone; slots are given back with every slice.
+            // The sum is waited for only at the end; slot credits are returned with every slice.
             let is_direct = |word: &Word| matches!(word, Word::Direct { .. });
             assert_eq!(reduce.last.len(), 3);
             assert!(reduce.last.iter().all(is_direct) && !reduce.tells.iter().any(is_direct));
@@ -153,7 +155,7 @@ fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
     for (algorithm, collective, joined) in [
         (Algorithm::FullMesh, Collective::ReduceScatter, true),
         (Algorithm::FullMesh, Collective::AllReduce, true),
-        // All of it is sending, or what is sent on goes the way of what is sent first.
+        // All groups send, or forwarded data uses the same connection as the first sends.
         (Algorithm::FullMesh, Collective::AllGather, false),
         (Algorithm::Ring, Collective::AllReduce, false),
     ] {
@@ -165,7 +167,8 @@ fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
         let in_step = Options { ahead: 0, ..options };
         assert!(!all_joined(in_step), "{collective} {algorithm}: nothing is ahead");
     }
-    // What is written into the outputs of a chain is waited for with every slice, to be sent on; but the last rank's is not.
+    // Stores into a chain's outputs are waited for in every slice, to be forwarded; except the last
+    // rank's.
     let chain = of(Algorithm::Ring, Collective::Broadcast, options);
     let groups = chain
         .iter()
@@ -177,7 +180,7 @@ fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
     assert!(!chain[0].all.staged, "slices of any length");
 }
 
-/// Two ranks that send each other input, and read what has come: with so many slots.
+/// Two ranks that send each other input and read what arrives, with this many slots.
 fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
     let strand = |peer| {
         let staged = Word::Staged { peer, message: 0 };
@@ -209,7 +212,8 @@ fn who_waits_for_a_slot_and_a_message_at_once_needs_two_slots() {
     assert_eq!(ahead_of_each_other(2), Ok(()));
 }
 
-/// Rank 1 reads a block of its input, which in place is that of its output into which rank 0 stores; and tells rank 0 of that, which waits for it or not.
+/// Rank 1 reads a block of its input, which in place is the block of its output into which rank 0
+/// stores; it signals that to rank 0, which waits for it or not.
 fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
     let element = |at| Operand {
         at,

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::device::{Attribute, Device};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::{Body, Place, Region, Resource};
+use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Location, status};
 
 /// A VMM allocation of device memory. Handles are reference-counted; the memory is freed when the
@@ -125,13 +125,13 @@ impl DeviceMemoryOptions<'_> {
         let mut handle = 0;
         // SAFETY: the pointers are to local values.
         let mut create = || unsafe { (driver.table().mem_create)(&raw mut handle, mapped, &raw const prop, 0) };
-        let mut answer = create();
-        if answer == status::OUT_OF_MEMORY {
+        let mut status = create();
+        if status == status::OUT_OF_MEMORY {
             // Dropped memory whose work is done may not have been reaped yet.
             self.context.reap();
-            answer = create();
+            status = create();
         }
-        driver.check(answer, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
+        driver.check(status, "cuMemCreate", format_args!("{mapped} bytes on {device}"))?;
         self.map(handle, &prop, granularity, len, mapped)
     }
 
@@ -154,7 +154,7 @@ impl DeviceMemoryOptions<'_> {
         let region = Region {
             address: mapping.address,
             len,
-            place: Place::Device,
+            space: MemorySpace::Device,
         };
         Ok(DeviceMemory {
             resource: Resource::new(self.context, region, mapping),
@@ -175,14 +175,14 @@ pub(super) fn round_up(device: Device, prop: &AllocationProp, len: usize) -> Res
     let driver = device.driver();
     let mut granularity = 0;
     // SAFETY: the pointers are to local values.
-    let answer = unsafe {
+    let status = unsafe {
         (driver.table().mem_get_allocation_granularity)(
             &raw mut granularity,
             ptr::from_ref(prop),
             sys::GRANULARITY_MINIMUM,
         )
     };
-    driver.check(answer, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
+    driver.check(status, "cuMemGetAllocationGranularity", format_args!("{device}"))?;
     let granularity = granularity.max(1);
     let mapped = len.checked_next_multiple_of(granularity).ok_or(Error::OutOfBounds {
         start: 0,
@@ -226,24 +226,24 @@ impl Mapping {
         let bytes = self.bytes;
         let Some(handle) = self.handle else { return Ok(()) };
         for peer in peers.iter().filter(|peer| **peer != device) {
-            reaches(*peer, device)?;
+            check_peer_access(*peer, device)?;
         }
         // SAFETY: the pointer is to a local address.
-        let answer = unsafe { (table.mem_address_reserve)(&raw mut self.address, bytes, alignment, 0, 0) };
-        driver.check(answer, "cuMemAddressReserve", format_args!("{bytes} bytes"))?;
+        let status = unsafe { (table.mem_address_reserve)(&raw mut self.address, bytes, alignment, 0, 0) };
+        driver.check(status, "cuMemAddressReserve", format_args!("{bytes} bytes"))?;
         // SAFETY: the addresses were just reserved for this; the allocation is live.
-        let answer = unsafe { (table.mem_map)(self.address, bytes, 0, handle, 0) };
-        driver.check(answer, "cuMemMap", format_args!("{bytes} bytes on {device}"))?;
+        let status = unsafe { (table.mem_map)(self.address, bytes, 0, handle, 0) };
+        driver.check(status, "cuMemMap", format_args!("{bytes} bytes on {device}"))?;
         self.is_mapped = true;
         let mut accesses = vec![access(device)];
         accesses.extend(peers.iter().filter(|peer| **peer != device).map(|peer| access(*peer)));
         // SAFETY: the addresses are mapped; the length is that of the descriptor array.
-        let answer = unsafe { (table.mem_set_access)(self.address, bytes, accesses.as_ptr(), accesses.len()) };
+        let status = unsafe { (table.mem_set_access)(self.address, bytes, accesses.as_ptr(), accesses.len()) };
         if accesses.len() == 1 {
-            driver.check(answer, "cuMemSetAccess", format_args!("{bytes} bytes on {device}"))
+            driver.check(status, "cuMemSetAccess", format_args!("{bytes} bytes on {device}"))
         } else {
             driver.check(
-                answer,
+                status,
                 "cuMemSetAccess",
                 format_args!("{bytes} bytes on {device} for {peers:?}"),
             )
@@ -253,7 +253,7 @@ impl Mapping {
 
 /// Checks that `device` has peer access to the memory of `other`; the driver's error for a mapping
 /// would not name the cause.
-pub(super) fn reaches(device: Device, other: Device) -> Result<(), Error> {
+pub(super) fn check_peer_access(device: Device, other: Device) -> Result<(), Error> {
     if device.peer(other)?.is_some() {
         return Ok(());
     }
@@ -279,18 +279,18 @@ impl Body for Mapping {
         let mut result = Ok(());
         if std::mem::take(&mut self.is_mapped) {
             // SAFETY: mapped as a whole by this value, and no work uses it.
-            let answer = unsafe { (table.mem_unmap)(address, bytes) };
-            result = result.and(driver.check(answer, "cuMemUnmap", format_args!("{bytes} bytes")));
+            let status = unsafe { (table.mem_unmap)(address, bytes) };
+            result = result.and(driver.check(status, "cuMemUnmap", format_args!("{bytes} bytes")));
         }
         if std::mem::take(&mut self.address) != 0 {
             // SAFETY: reserved as a whole by this value, and unmapped.
-            let answer = unsafe { (table.mem_address_free)(address, bytes) };
-            result = result.and(driver.check(answer, "cuMemAddressFree", format_args!("{bytes} bytes")));
+            let status = unsafe { (table.mem_address_free)(address, bytes) };
+            result = result.and(driver.check(status, "cuMemAddressFree", format_args!("{bytes} bytes")));
         }
         if let Some(handle) = self.handle.take() {
             // SAFETY: owned by this value, and used no more.
-            let answer = unsafe { (table.mem_release)(handle) };
-            result = result.and(driver.check(answer, "cuMemRelease", format_args!("{bytes} bytes")));
+            let status = unsafe { (table.mem_release)(handle) };
+            result = result.and(driver.check(status, "cuMemRelease", format_args!("{bytes} bytes")));
         }
         result
     }

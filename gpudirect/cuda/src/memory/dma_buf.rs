@@ -47,9 +47,9 @@ impl Span<'_> {
         // SAFETY: the pointer is to a local int, which this handle type is written to. Device
         // memory is mapped in pages of 64 KiB and more, so the host pages around the range are
         // mapped too.
-        let answer = unsafe { get((&raw mut fd).cast::<c_void>(), start, len, sys::RANGE_DMA_BUF_FD, 0) };
+        let status = unsafe { get((&raw mut fd).cast::<c_void>(), start, len, sys::RANGE_DMA_BUF_FD, 0) };
         driver.check(
-            answer,
+            status,
             "cuMemGetHandleForAddressRange",
             format_args!("{len} bytes of {} as a dma-buf", context.device()),
         )?;
@@ -73,11 +73,11 @@ impl Span<'_> {
         let _entered = context.enter()?;
         let yes: u32 = 1;
         // SAFETY: this attribute is set from an unsigned int; the address lies in live memory.
-        let answer = unsafe {
+        let status = unsafe {
             (driver.table().pointer_set_attribute)((&raw const yes).cast(), pointer::SYNC_MEMOPS, self.address())
         };
         driver.check(
-            answer,
+            status,
             "cuPointerSetAttribute",
             format_args!("SYNC_MEMOPS of memory of {}", context.device()),
         )

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::{Body, Place, Region, Resource};
+use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::stream::Owner;
 use crate::sys::{self, Address, IpcBytes, pointer, status};
 
@@ -98,12 +98,12 @@ fn memory_type(driver: Driver, address: DevicePtr) -> Result<Option<MemoryType>,
     let mut kind: u32 = 0;
     // SAFETY: this attribute is written as an unsigned int; the driver does not dereference the
     // address.
-    let answer =
+    let status =
         unsafe { (driver.table().pointer_get_attribute)((&raw mut kind).cast(), pointer::MEMORY_TYPE, address.0) };
-    if answer == status::INVALID_VALUE {
+    if status == status::INVALID_VALUE {
         return Ok(None);
     }
-    driver.check(answer, "cuPointerGetAttribute", format_args!("{address:?}"))?;
+    driver.check(status, "cuPointerGetAttribute", format_args!("{address:?}"))?;
     Ok(Some(match kind {
         _ if flag(driver, pointer::IS_MANAGED, address) => MemoryType::Managed,
         1 => MemoryType::Host,
@@ -116,9 +116,9 @@ fn memory_type(driver: Driver, address: DevicePtr) -> Result<Option<MemoryType>,
 fn number(driver: Driver, attribute: c_int, address: DevicePtr) -> Result<c_int, Error> {
     let mut value: c_int = 0;
     // SAFETY: these attributes are written as an int or less.
-    let answer = unsafe { (driver.table().pointer_get_attribute)((&raw mut value).cast(), attribute, address.0) };
+    let status = unsafe { (driver.table().pointer_get_attribute)((&raw mut value).cast(), attribute, address.0) };
     driver.check(
-        answer,
+        status,
         "cuPointerGetAttribute",
         format_args!("attribute {attribute} of {address:?}"),
     )?;
@@ -133,9 +133,9 @@ fn flag(driver: Driver, attribute: c_int, address: DevicePtr) -> bool {
 fn buffer_id(driver: Driver, address: DevicePtr) -> Result<u64, Error> {
     let mut id: u64 = 0;
     // SAFETY: this attribute is written as an unsigned long long.
-    let answer = unsafe { (driver.table().pointer_get_attribute)((&raw mut id).cast(), pointer::BUFFER_ID, address.0) };
+    let status = unsafe { (driver.table().pointer_get_attribute)((&raw mut id).cast(), pointer::BUFFER_ID, address.0) };
     driver.check(
-        answer,
+        status,
         "cuPointerGetAttribute",
         format_args!("BUFFER_ID of {address:?}"),
     )?;
@@ -146,8 +146,8 @@ fn buffer_id(driver: Driver, address: DevicePtr) -> Result<u64, Error> {
 fn range(driver: Driver, address: DevicePtr) -> Result<(DevicePtr, usize), Error> {
     let (mut base, mut size) = (0, 0);
     // SAFETY: the pointers are to local values.
-    let answer = unsafe { (driver.table().mem_get_address_range)(&raw mut base, &raw mut size, address.0) };
-    driver.check(answer, "cuMemGetAddressRange", format_args!("{address:?}"))?;
+    let status = unsafe { (driver.table().mem_get_address_range)(&raw mut base, &raw mut size, address.0) };
+    driver.check(status, "cuMemGetAddressRange", format_args!("{address:?}"))?;
     Ok((DevicePtr(base), size))
 }
 
@@ -165,8 +165,8 @@ fn retain(driver: Driver, address: DevicePtr) -> Option<sys::AllocationHandle> {
     let mut handle = 0;
     let at = ptr::without_provenance_mut::<c_void>(usize::try_from(address.0).ok()?);
     // SAFETY: the pointer is to a local handle; the driver does not dereference the address.
-    let answer = unsafe { (driver.table().mem_retain_allocation_handle)(&raw mut handle, at) };
-    (answer == status::SUCCESS).then_some(handle)
+    let status = unsafe { (driver.table().mem_retain_allocation_handle)(&raw mut handle, at) };
+    (status == status::SUCCESS).then_some(handle)
 }
 
 /// Device memory allocated elsewhere. Handles are reference-counted; it is released when the last
@@ -206,7 +206,7 @@ impl Foreign {
                 len: size,
             });
         }
-        Ok(Self::of(context, address.0, len, Kept::Owner { _owner: owner }))
+        Ok(Self::of(context, address.0, len, Backing::Owner { _owner: owner }))
     }
 
     /// Opens a whole allocation that another process has shared by [`Foreign::ipc_handle`] or
@@ -239,17 +239,17 @@ impl Foreign {
         let mut address: Address = 0;
         // SAFETY: the pointer is to a local address, and the context is current; the driver
         // validates the handle.
-        let answer = unsafe {
+        let status = unsafe {
             (driver.table().ipc_open_mem_handle)(&raw mut address, IpcBytes(handle.0), sys::IPC_LAZY_PEER_ACCESS)
         };
         driver.check(
-            answer,
+            status,
             "cuIpcOpenMemHandle",
             format_args!("another process's memory for {device}"),
         )?;
         match range(driver, DevicePtr(address)) {
             Ok((_, size)) => {
-                let foreign = Self::of(context, address, size, Kept::Opened(Open { key, address }));
+                let foreign = Self::of(context, address, size, Backing::Opened(Open { key, address }));
                 OPENED.lock().push((key, Arc::downgrade(&foreign.0)));
                 Ok(foreign)
             }
@@ -261,11 +261,11 @@ impl Foreign {
         }
     }
 
-    fn of(context: &Context, address: Address, len: usize, kept: Kept) -> Self {
+    fn of(context: &Context, address: Address, len: usize, kept: Backing) -> Self {
         let region = Region {
             address,
             len,
-            place: Place::Device,
+            space: MemorySpace::Device,
         };
         Self(Resource::new(context, region, kept))
     }
@@ -307,9 +307,9 @@ impl Foreign {
         let (base, _) = range(driver, self.device_ptr())?;
         let mut bytes = IpcBytes([0; 64]);
         // SAFETY: the pointer is to the bytes of a handle.
-        let answer = unsafe { (driver.table().ipc_get_mem_handle)(&raw mut bytes, base.0) };
+        let status = unsafe { (driver.table().ipc_get_mem_handle)(&raw mut bytes, base.0) };
         driver.check(
-            answer,
+            status,
             "cuIpcGetMemHandle",
             format_args!("memory of {}", self.0.context().device()),
         )?;
@@ -342,7 +342,7 @@ impl Foreign {
 }
 
 /// What keeps the memory allocated.
-enum Kept {
+enum Backing {
     Owner {
         _owner: Owner,
     },
@@ -351,16 +351,16 @@ enum Kept {
 }
 
 /// The device for which an allocation was opened, and its IPC handle.
-type Key = (c_int, IpcHandle);
+type OpenKey = (c_int, IpcHandle);
 
 /// Another process's allocations that are open here, until they are closed.
-static OPENED: Mutex<Vec<(Key, Weak<Resource>)>> = Mutex::new(Vec::new());
+static OPENED: Mutex<Vec<(OpenKey, Weak<Resource>)>> = Mutex::new(Vec::new());
 /// Serializes openings. Closing needs [`OPENED`] alone.
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// The entry of an open allocation; its inner value is `None` if the last handle is gone and
 /// closing is pending.
-fn opened(key: Key) -> Option<Option<Arc<Resource>>> {
+fn opened(key: OpenKey) -> Option<Option<Arc<Resource>>> {
     let opened = OPENED.lock();
     let (_, resource) = opened.iter().find(|(one, _)| *one == key)?;
     Some(resource.upgrade())
@@ -368,7 +368,7 @@ fn opened(key: Key) -> Option<Option<Arc<Resource>>> {
 
 /// An open allocation; it has an entry in [`OPENED`] for its lifetime.
 struct Open {
-    key: Key,
+    key: OpenKey,
     address: Address,
 }
 
@@ -376,8 +376,8 @@ impl Open {
     /// Closes it; the context is current, and no work uses it any more.
     fn close(&self, driver: Driver) -> Result<(), Error> {
         // SAFETY: opened once by the value's creator, and closed once.
-        let answer = unsafe { (driver.table().ipc_close_mem_handle)(self.address) };
-        driver.check(answer, "cuIpcCloseMemHandle", format_args!("another process's memory"))
+        let status = unsafe { (driver.table().ipc_close_mem_handle)(self.address) };
+        driver.check(status, "cuIpcCloseMemHandle", format_args!("another process's memory"))
     }
 }
 
@@ -387,7 +387,7 @@ impl Drop for Open {
     }
 }
 
-impl Body for Kept {
+impl Body for Backing {
     fn release(&mut self, driver: Driver) -> Result<(), Error> {
         match self {
             // Dropped with this value.

@@ -12,7 +12,7 @@ use super::{DevicePtr, Memory, Sealed};
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::resource::{Body, Place, Region, Resource};
+use crate::resource::{Body, MemorySpace, Region, Resource};
 use crate::stream::Owner;
 use crate::sys;
 
@@ -50,9 +50,9 @@ impl HostMemory {
         let driver = context.driver();
         let mut host = ptr::null_mut();
         // SAFETY: the pointer is to a local pointer; the context is current.
-        let answer =
+        let status =
             unsafe { (driver.table().mem_host_alloc)(&raw mut host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        driver.check(answer, "cuMemHostAlloc", format_args!("{len} bytes of pinned memory"))?;
+        driver.check(status, "cuMemHostAlloc", format_args!("{len} bytes of pinned memory"))?;
         // SAFETY: the driver has just allocated these bytes, and no other reference to them exists.
         unsafe { ptr::write_bytes(host.cast::<u8>(), 0, len) };
         Self::mapped(context, host, len, Pinned::Allocated(host.expose_provenance()))
@@ -75,9 +75,9 @@ impl HostMemory {
         let host = memory.cast::<c_void>();
         // SAFETY: this value owns the bytes, which stay in place until they are unregistered; the
         // context is current.
-        let answer =
+        let status =
             unsafe { (driver.table().mem_host_register)(host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        if let Err(error) = driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes")) {
+        if let Err(error) = driver.check(status, "cuMemHostRegister", format_args!("{len} bytes")) {
             // SAFETY: from `Box::into_raw` above, and not registered.
             drop(unsafe { Box::from_raw(memory) });
             return Err(error);
@@ -112,10 +112,10 @@ impl HostMemory {
         let host = host.as_ptr().cast::<c_void>();
         // SAFETY: by the caller's promise; the owner is kept until they are unregistered; the
         // context is current.
-        let answer =
+        let status =
             unsafe { (driver.table().mem_host_register)(host, len, sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP) };
-        driver.check(answer, "cuMemHostRegister", format_args!("{len} bytes"))?;
-        let pinned = Pinned::Lent {
+        driver.check(status, "cuMemHostRegister", format_args!("{len} bytes"))?;
+        let pinned = Pinned::Borrowed {
             host: host.expose_provenance(),
             owner,
         };
@@ -126,8 +126,8 @@ impl HostMemory {
         let driver = context.driver();
         let mut address = 0;
         // SAFETY: the pointer is to a local address; the memory is pinned and mapped; the context is current.
-        let answer = unsafe { (driver.table().mem_host_get_device_pointer)(&raw mut address, host, 0) };
-        let checked = driver.check(answer, "cuMemHostGetDevicePointer", format_args!("{len} bytes"));
+        let status = unsafe { (driver.table().mem_host_get_device_pointer)(&raw mut address, host, 0) };
+        let checked = driver.check(status, "cuMemHostGetDevicePointer", format_args!("{len} bytes"));
         let (Ok(()), Some(pointer)) = (&checked, ptr::NonNull::new(host.cast::<u8>())) else {
             // The first error is reported.
             drop(owner.release(driver));
@@ -136,7 +136,7 @@ impl HostMemory {
         let region = Region {
             address,
             len,
-            place: Place::Host {
+            space: MemorySpace::Host {
                 at: host.expose_provenance(),
             },
         };
@@ -176,7 +176,7 @@ impl HostMemory {
         let Some(resource) = Arc::get_mut(&mut self.resource) else {
             return Err(Error::Shared);
         };
-        resource.settle()?;
+        resource.wait_for_work()?;
         // SAFETY: the memory has this many bytes. This is the only handle, and it is borrowed as
         // long as the slice lives, so no new work can start with it; earlier work is done.
         Ok(unsafe { slice::from_raw_parts_mut(self.host.as_ptr(), resource.region().len) })
@@ -288,7 +288,7 @@ enum Pinned {
     },
     /// Owned elsewhere. If unregistering fails its pages may still be written, so it is then kept
     /// forever.
-    Lent {
+    Borrowed {
         host: usize,
         owner: Owner,
     },
@@ -300,8 +300,8 @@ impl Body for Pinned {
         match std::mem::replace(self, Self::Gone) {
             Self::Allocated(host) => {
                 // SAFETY: the driver allocated it, and this is its last owner.
-                let answer = unsafe { (driver.table().mem_free_host)(ptr::with_exposed_provenance_mut(host)) };
-                driver.check(answer, "cuMemFreeHost", format_args!("pinned memory"))
+                let status = unsafe { (driver.table().mem_free_host)(ptr::with_exposed_provenance_mut(host)) };
+                driver.check(status, "cuMemFreeHost", format_args!("pinned memory"))
             }
             Self::Registered { host, len } => {
                 unregister(driver, host)?;
@@ -311,7 +311,7 @@ impl Body for Pinned {
                 drop(unsafe { Box::from_raw(bytes) });
                 Ok(())
             }
-            Self::Lent { host, owner } => unregister(driver, host).inspect_err(|_| std::mem::forget(owner)),
+            Self::Borrowed { host, owner } => unregister(driver, host).inspect_err(|_| std::mem::forget(owner)),
             Self::Gone => Ok(()),
         }
     }
@@ -319,8 +319,8 @@ impl Body for Pinned {
 
 fn unregister(driver: Driver, host: usize) -> Result<(), Error> {
     // SAFETY: registered once, and no work uses it any more.
-    let answer = unsafe { (driver.table().mem_host_unregister)(ptr::with_exposed_provenance_mut(host)) };
-    driver.check(answer, "cuMemHostUnregister", format_args!("pinned memory"))
+    let status = unsafe { (driver.table().mem_host_unregister)(ptr::with_exposed_provenance_mut(host)) };
+    driver.check(status, "cuMemHostUnregister", format_args!("pinned memory"))
 }
 
 impl Sealed for HostMemory {

@@ -23,7 +23,7 @@ pub use host::HostMemory;
 pub use share::{Handle, Shareable, Shared};
 
 use crate::error::Error;
-use crate::resource::{Place, Resource};
+use crate::resource::{MemorySpace, Resource};
 use crate::sys::Address;
 
 /// A device pointer: a `CUdeviceptr`.
@@ -151,10 +151,10 @@ impl<'a> Span<'a> {
     }
 
     /// Its memory space; for host memory, with the host address of the range.
-    pub(crate) fn place(self) -> Place {
-        match self.resource.region().place {
-            Place::Device => Place::Device,
-            Place::Host { at } => Place::Host { at: at + self.offset },
+    pub(crate) fn space(self) -> MemorySpace {
+        match self.resource.region().space {
+            MemorySpace::Device => MemorySpace::Device,
+            MemorySpace::Host { at } => MemorySpace::Host { at: at + self.offset },
         }
     }
 
@@ -221,7 +221,7 @@ impl fmt::Debug for Part {
 impl fmt::Debug for Span<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Span")
-            .field("place", &self.place())
+            .field("place", &self.space())
             .field("address", &self.device_ptr())
             .field("len", &self.len)
             .finish()

@@ -9,7 +9,7 @@ use core::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use super::device::{DeviceMemory, DeviceMemoryOptions, reaches, round_up};
+use super::device::{DeviceMemory, DeviceMemoryOptions, check_peer_access, round_up};
 use super::foreign::{Foreign, IpcHandle};
 use super::{Memory, Part};
 use crate::context::Context;
@@ -58,7 +58,7 @@ impl DeviceMemoryOptions<'_> {
         let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
         // SAFETY: the pointer is to a local handle. The descriptor is passed in place of a pointer,
         // as the driver specifies; the driver keeps its own reference.
-        let answer = unsafe {
+        let status = unsafe {
             (driver.table().mem_import)(
                 &raw mut handle,
                 ptr::without_provenance_mut(number),
@@ -66,7 +66,7 @@ impl DeviceMemoryOptions<'_> {
             )
         };
         driver.check(
-            answer,
+            status,
             "cuMemImportFromShareableHandle",
             format_args!("{len} bytes for {device}"),
         )?;
@@ -164,7 +164,7 @@ impl Shared {
                 let memory = DeviceMemory::import(context, fd.as_fd(), self.allocation)?;
                 // Peer access to a device that this process does not see cannot be queried.
                 if let Some(home) = memory.device().filter(|home| *home != context.device()) {
-                    reaches(context.device(), home)?;
+                    check_peer_access(context.device(), home)?;
                 }
                 Ok(memory.span(range)?.keep())
             }
@@ -182,9 +182,9 @@ pub(super) fn export(driver: Driver, handle: AllocationHandle) -> Result<OwnedFd
     let mut fd = -1;
     // SAFETY: the pointer is to a local int, which this handle type is written to; the allocation
     // is live.
-    let answer =
+    let status =
         unsafe { (driver.table().mem_export)((&raw mut fd).cast::<c_void>(), handle, sys::HANDLE_POSIX_FD, 0) };
-    driver.check(answer, "cuMemExportToShareableHandle", format_args!("device memory"))?;
+    driver.check(status, "cuMemExportToShareableHandle", format_args!("device memory"))?;
     owned("cuMemExportToShareableHandle", fd)
 }
 
@@ -201,9 +201,9 @@ pub(super) fn owned(call: &'static str, fd: i32) -> Result<OwnedFd, Error> {
 pub(super) fn properties(driver: Driver, handle: AllocationHandle) -> Result<AllocationProp, Error> {
     let mut prop = AllocationProp::NONE;
     // SAFETY: the pointer is to properties of ours; the allocation is live.
-    let answer = unsafe { (driver.table().mem_get_allocation_properties)(&raw mut prop, handle) };
+    let status = unsafe { (driver.table().mem_get_allocation_properties)(&raw mut prop, handle) };
     driver.check(
-        answer,
+        status,
         "cuMemGetAllocationPropertiesFromHandle",
         format_args!("device memory"),
     )?;
@@ -213,8 +213,8 @@ pub(super) fn properties(driver: Driver, handle: AllocationHandle) -> Result<All
 /// Releases a retained allocation handle.
 pub(super) fn release(driver: Driver, handle: AllocationHandle) {
     // SAFETY: the caller retained or imported the handle once, and uses it no more.
-    let answer = unsafe { (driver.table().mem_release)(handle) };
-    if let Err(error) = driver.check(answer, "cuMemRelease", format_args!("device memory")) {
+    let status = unsafe { (driver.table().mem_release)(handle) };
+    if let Err(error) = driver.check(status, "cuMemRelease", format_args!("device memory")) {
         tracing::warn!("device memory was not let go of: {error}");
     }
 }

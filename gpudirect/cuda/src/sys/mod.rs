@@ -136,22 +136,22 @@ pub(crate) mod status {
 }
 
 /// Whether the error is sticky: every later call of the process returns it.
-pub(crate) fn is_final(answer: Status) -> bool {
+pub(crate) fn is_sticky(status: Status) -> bool {
     matches!(
-        answer,
+        status,
         status::ECC_UNCORRECTABLE
             | status::NVLINK_UNCORRECTABLE
             | status::ILLEGAL_ADDRESS
             | status::LAUNCH_TIMEOUT
             | status::CONTEXT_IS_DESTROYED
             | status::ASSERT
-    ) || (status::HARDWARE_STACK_ERROR..=status::LAUNCH_FAILED).contains(&answer)
+    ) || (status::HARDWARE_STACK_ERROR..=status::LAUNCH_FAILED).contains(&status)
 }
 
 /// Whether a query's status means that the work is over: done, or failed with its context. Any
 /// other status may concern something else, such as a capture that forbids the query.
-pub(crate) fn is_over(answer: Status) -> bool {
-    answer == status::SUCCESS || is_final(answer)
+pub(crate) fn is_complete(status: Status) -> bool {
+    status == status::SUCCESS || is_sticky(status)
 }
 
 /// `CU_STREAM_NON_BLOCKING`: no synchronization with the legacy default stream.

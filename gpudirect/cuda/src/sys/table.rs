@@ -183,12 +183,12 @@ pub(crate) unsafe fn open(path: &Path) -> Result<&'static Library, String> {
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             let name = path.display().to_string();
             Err(
-                match said.strip_prefix(&name).and_then(|rest| rest.strip_prefix(": ")) {
+                match message.strip_prefix(&name).and_then(|rest| rest.strip_prefix(": ")) {
                     Some(rest) => rest.to_owned(),
-                    None => said,
+                    None => message,
                 },
             )
         }

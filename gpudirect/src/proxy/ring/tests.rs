@@ -1,16 +1,19 @@
-//! Rings under any interleaving of stores, full ones, many turns, and whatever a hostile kernel may write.
+//! Ring tests: any interleaving of stores, full rings, many laps, and hostile kernels.
 
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::proxy::{Operation, Signalling, Update};
+use crate::proxy::{Operation, SignalOp, SignalUpdate};
 
 fn descriptor() -> impl Strategy<Value = Descriptor> {
     const FIELD: u64 = u64::MAX >> 8;
-    let update = prop_oneof![any::<u64>().prop_map(Update::Set), any::<u64>().prop_map(Update::Add)];
-    let signalling = (0..=FIELD, update).prop_map(|(signal, update)| Signalling { signal, update });
+    let update = prop_oneof![
+        any::<u64>().prop_map(SignalOp::Set),
+        any::<u64>().prop_map(SignalOp::Add)
+    ];
+    let signalling = (0..=FIELD, update).prop_map(|(signal, update)| SignalUpdate { signal, update });
     let operation = prop_oneof![
         prop::option::of(signalling.clone()).prop_map(Operation::Put),
         Just(Operation::Get),
@@ -27,7 +30,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
     })
 }
 
-/// A kernel's thread that has an index, and the words that it has yet to store, in its own order.
+/// A kernel thread with an index, and the words it has yet to store, in its own order.
 struct Writer {
     stores: VecDeque<(usize, u64)>,
 }
@@ -58,19 +61,22 @@ proptest! {
         let first = consumer.peek();
         let turns: Vec<u8> = words.iter().map(|word| turn_of(*word)).collect();
         if turns.iter().all(|turn| *turn == 1) {
-            prop_assert_ne!(first, Next::Nothing);
+            prop_assert_ne!(first, Next::Empty);
         } else {
-            prop_assert_eq!(first, Next::Nothing);
-            // What is neither of this turn nor of the one before is told, if nothing that is not there yet comes first.
+            prop_assert_eq!(first, Next::Empty);
+            // A word of neither this lap nor the previous one is reported, unless a missing word
+            // precedes it.
             let odd = turns.iter().position(|turn| *turn > 1);
             let missing = turns.iter().position(|turn| *turn == 0);
             let torn = odd.is_some_and(|odd| missing.is_none_or(|missing| odd < missing));
-            prop_assert_eq!(ring.failure().is_some_and(|failed| failed.cause == Cause::Torn), torn);
+            prop_assert_eq!(ring.failure().is_some_and(|failed| failed.cause == FailureCause::Torn), torn);
             prop_assert_eq!(ring.words.at(STOPPED).load(Ordering::Relaxed), u64::from(torn));
         }
     }
 
-    /// Writers store their words one by one in any order and by turns, while the proxy looks, takes and finishes: it takes all that was asked for, whole, in the order of the indices, and never more than there is room for.
+    /// Producers store their words one by one, in any order and interleaved, while the proxy peeks,
+    /// consumes and completes: it consumes every request, whole, in index order, and never more
+    /// than there are free slots.
     #[test]
     fn stores_in_any_order(
         descriptors in prop::collection::vec((descriptor(), Just((0..DESCRIPTOR_WORDS).collect::<Vec<_>>()).prop_shuffle()), 1..40),
@@ -89,7 +95,7 @@ proptest! {
             prop_assert!(steps < 100_000, "it stands still");
             let choice = choices.next().unwrap_or(0) + steps / 400;
             match choice % 5 {
-                // A thread takes an index, if there is room.
+                // A thread takes an index, if a slot is free.
                 0 if head - ring.words.at(CONSUMED).load(Ordering::Acquire) < ring.slots => {
                     if let Some((descriptor, order)) = asked.next() {
                         let words = descriptor.encode(turn(head, ring.slots));
@@ -98,7 +104,7 @@ proptest! {
                         head += 1;
                     }
                 }
-                // One of those that have one stores a word.
+                // A thread with an index stores a word.
                 1 | 2 if !writers.is_empty() => {
                     let which = choice / 5 % writers.len();
                     if let Some((at, word)) = writers[which].stores.pop_front() {
@@ -135,9 +141,9 @@ proptest! {
 
 fn signal(id: u64) -> Descriptor {
     Descriptor {
-        operation: Operation::Signal(Signalling {
+        operation: Operation::Signal(SignalUpdate {
             signal: 0,
-            update: Update::Set(id),
+            update: SignalOp::Set(id),
         }),
         peer: 0,
         len: 0,
@@ -147,13 +153,13 @@ fn signal(id: u64) -> Descriptor {
     }
 }
 
-/// More turns than there are numbers for them.
+/// More laps than lap numbers.
 #[test]
 fn many_turns() {
     let ring = Ring::plain(2);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     for id in 0..2000 {
-        assert_eq!(consumer.peek(), Next::Nothing);
+        assert_eq!(consumer.peek(), Next::Empty);
         assert_eq!(ring.try_write(&signal(id)), Some(id));
         assert_eq!(consumer.peek(), Next::Descriptor(Ok(signal(id))));
         let index = consumer.take();
@@ -172,13 +178,13 @@ fn full_and_free_again() {
     assert_eq!(ring.try_write(&signal(4)), None);
     let (first, second) = (consumer.take(), consumer.take());
     consumer.publish();
-    // Taken is free for writers; but what is under way is as much as there are slots.
+    // Consumed slots are free for producers, but the number in flight is limited to the slots.
     (4..6).for_each(|id| assert_eq!(ring.try_write(&signal(id)), Some(id)));
     assert_eq!([consumer.take(), consumer.take()], [2, 3]);
-    assert_eq!(consumer.peek(), Next::Nothing);
+    assert_eq!(consumer.peek(), Next::Empty);
     consumer.finish(second);
     consumer.publish();
-    assert_eq!((ring.completed(), consumer.peek()), (0, Next::Nothing));
+    assert_eq!((ring.completed(), consumer.peek()), (0, Next::Empty));
     consumer.finish(first);
     consumer.publish();
     assert_eq!(
@@ -187,21 +193,21 @@ fn full_and_free_again() {
     );
 }
 
-/// Only what has been released is taken, and whoever waits is let go when the proxy goes.
+/// Only released entries are consumed, and waiting streams are released when the proxy stops.
 #[test]
 fn gates() {
-    let ring = Ring::over(Words::plain(words(4)), 4, true);
+    let ring = Ring::over(SharedWords::plain(words(4)), 4, true);
     let mut consumer = Consumer::new(Arc::clone(&ring));
     (0..3).for_each(|id| assert!(ring.try_write(&signal(id)).is_some()));
-    assert_eq!(consumer.peek(), Next::Nothing);
+    assert_eq!(consumer.peek(), Next::Empty);
     ring.words.at(RELEASED).store(1, Ordering::Release);
     assert_eq!(consumer.peek(), Next::Descriptor(Ok(signal(0))));
     let first = consumer.take();
-    assert_eq!(consumer.peek(), Next::Nothing);
+    assert_eq!(consumer.peek(), Next::Empty);
     consumer.finish(first);
     ring.close();
-    assert!(!consumer.is_over(), "two have yet to be released");
+    assert!(!consumer.is_finished(), "two have yet to be released");
     consumer.abandon();
     assert_eq!(ring.completed(), 3);
-    assert_eq!(ring.failure().unwrap().cause, Cause::Stopped);
+    assert_eq!(ring.failure().unwrap().cause, FailureCause::Stopped);
 }
