@@ -1,7 +1,9 @@
-//! The operations of a GPU communicator, each by its name.
+//! The operations of a GPU communicator.
 //!
-//! Lengths of memory are looked at, and may be more than what is asked for. In place, the output is where the input is, as [`Shape::shared`](crate::plan::Shape::shared) has it: the same memory; of all-gather and gather the input is this rank's part of
-//! the output, of reduce-scatter and scatter the output is this rank's part of the input.
+//! Memory may be longer than the operation needs; shorter is an error. In place, the output is
+//! located as in [`Shape::shared`](crate::plan::Shape::shared): it is the input's memory; for
+//! all-gather and gather the input is this rank's part of the output, for reduce-scatter and
+//! scatter the output is this rank's part of the input.
 
 use doorbell_cuda::{Span, Stream};
 
@@ -13,7 +15,7 @@ use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
 impl GpuCommunicator {
-    /// All ranks get the reduction of all `input`s.
+    /// Every rank gets the reduction of all `input`s.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -35,7 +37,7 @@ impl GpuCommunicator {
         )
     }
 
-    /// All ranks get all `input`s, one after another; `count` elements are each rank's.
+    /// Every rank gets all `input`s, concatenated; `count` is per rank.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -53,7 +55,7 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank gets its part of the reduction of all `input`s; `count` elements are each part.
+    /// Each rank gets its part of the reduction of all `input`s; `count` is per part.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -75,7 +77,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// All ranks get the root's `input`, which only the root has. Everybody has an `output`.
+    /// Every rank gets the root's `input`. Only the root passes an `input`; all ranks pass an
+    /// `output`.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -97,7 +100,7 @@ impl GpuCommunicator {
         )
     }
 
-    /// The root gets the reduction of all `input`s. Only the root has an `output`.
+    /// The root gets the reduction of all `input`s. Only the root passes an `output`.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -122,7 +125,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// The root gets all `input`s, one after another; `count` elements are each rank's. Only the root has an `output`.
+    /// The root gets all `input`s, concatenated; `count` is per rank. Only the root passes an
+    /// `output`.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -144,7 +148,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank gets its part of the root's `input`, which only the root has; `count` elements are each part.
+    /// Each rank gets its part of the root's `input`; `count` is per part. Only the root passes an
+    /// `input`.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -166,7 +171,7 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank gets its part of each rank's `input`; `count` elements are each part. Never in place.
+    /// Each rank gets its part of every rank's `input`; `count` is per part. Never in place.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -184,7 +189,8 @@ impl GpuCommunicator {
         )
     }
 
-    /// Each rank sends its `input` to the next one, and gets what the one before has sent. Never in place.
+    /// Each rank sends its `input` to the next rank, and receives from the previous one. Never in
+    /// place.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -202,7 +208,7 @@ impl GpuCommunicator {
         )
     }
 
-    /// What is put into `stream` behind it is done when all ranks' streams have come here.
+    /// A barrier: later work of `stream` runs when all ranks' streams have reached it.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -222,7 +228,7 @@ impl GpuCommunicator {
     }
 }
 
-/// An operation without a root, or with rank 0 as such, that sums if it reduces.
+/// An operation without a root (or with root 0), with operator sum.
 fn call<'a>(
     collective: Collective,
     data: DataType,

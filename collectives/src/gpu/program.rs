@@ -1,4 +1,6 @@
-//! What a launch of a kernel is given: a lowered plan for a count, as words, with the addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` has the same, `collective.cu` reads it.
+//! The parameter of a kernel launch: a lowered plan for a count, encoded as words, with the
+//! addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` declares the same,
+//! `collective.cu` decodes it.
 
 use super::lower::{At, Body, Group, Lowered, NOTHING, Operand, Strand, Word, Work};
 use super::peers::{Areas, MAX_PEERS};
@@ -6,47 +8,47 @@ use crate::executor::layout::{Extent, Layout};
 use crate::plan::{Form, Place, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// What words mean, and [`Arguments`]. The kernel's `PROGRAM_VERSION`.
+/// The version of the encoding and of [`Arguments`]: the kernel's `PROGRAM_VERSION`.
 pub const VERSION: u64 = 2;
-/// Words of a program at most.
+/// Maximum words of a program.
 pub const MAX_WORDS: usize = 400;
-/// Threads of a block at most.
+/// Maximum threads per block.
 pub const MAX_THREADS: u32 = 512;
-/// Blocks of threads of a launch at most.
+/// Maximum thread blocks per launch.
 pub const MAX_BLOCKS: u32 = 256;
-/// Blocks of threads that send lines at most.
+/// Maximum thread blocks per launch with the LL protocol.
 pub const MAX_LINE_BLOCKS: u32 = 32;
-/// Bytes of the flags of a block of threads, for each peer.
+/// Bytes of the flags of a thread block, per peer.
 const FLAGS: u64 = 64;
-/// Bytes of its counts.
+/// Bytes of its counters.
 const COUNTS: u64 = 32;
-/// What shares of data blocks begin at multiples of, in bytes.
+/// The alignment of thread blocks' shares of data blocks, in bytes.
 const GRANULE: usize = 128;
-/// Of a word that is told in the last slice alone.
+/// Signal flag: only in the last slice.
 const LAST: u64 = 1 << 4;
-/// Of a word, and of a body: a slice behind.
+/// Signal and body flags: one slice behind.
 const WORD_LATE: u64 = 1 << 5;
 const BODY_LATE: u64 = 1 << 63;
-/// Of a group: there is something in it that is not a slice behind, and that is.
+/// Group flags: contains work of the current slice; contains work one slice behind.
 const GROUP_EARLY: u64 = 1 << 48;
 const GROUP_LATE: u64 = 1 << 49;
 /// Slots of a FIFO.
 pub const SLOTS: u32 = 4;
-/// Bytes of a slot at most.
+/// Maximum bytes of a slot.
 const MAX_SLOT: u64 = 256 << 10;
 
-/// Where in an arena the kernels keep what: the same on all ranks.
+/// The kernels' layout of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     flags: u64,
     counts: u64,
-    /// Of whole messages, and of lines.
+    /// For the Simple protocol, and for LL.
     fifos: [Fifos; 2],
     scratch: u64,
     scratch_len: u64,
 }
 
-/// A slot for each sender, block of threads and number.
+/// A FIFO slot for each sender, thread block and slot number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fifos {
     at: u64,
@@ -54,63 +56,63 @@ struct Fifos {
     slot: u32,
 }
 
-/// How an operation is cut.
+/// The launch shape of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// Blocks of threads, of all strands together.
+    /// Thread blocks, of all strands together.
     pub blocks: u32,
-    /// Threads of each.
+    /// Threads per block.
     pub threads: u32,
-    /// Bytes of a slice at most, which is no more than a slot where messages go by FIFOs.
+    /// Maximum bytes of a slice; at most a slot if messages go through FIFOs.
     pub slice: u32,
-    /// Whether messages go as lines.
+    /// Whether to use the LL protocol: each line carries its data and a flag.
     pub lines: bool,
 }
 
-/// What is reduced, and how.
+/// A reduction function.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Function {
-    /// The elements.
+    /// The element type.
     pub data: DataType,
-    /// The operator, of those that reduce.
+    /// The operator, if it reduces.
     pub op: Option<ReduceOp>,
-    /// The bits of [`ReduceOp::PreMulSum`]'s scalar, in the type that accumulates.
+    /// The bits of the scalar of [`ReduceOp::PreMulSum`], in the accumulator type.
     pub scalar: u64,
 }
 
-/// Memory of an operation.
+/// The memory of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memory<'a> {
-    /// This rank's input and output.
+    /// This rank's input.
     pub input: u64,
-    /// As above.
+    /// This rank's output.
     pub output: u64,
-    /// All ranks' arenas, as this one's device has them.
+    /// The device pointers of all ranks' arenas in this rank's context.
     pub arenas: &'a [u64],
     /// All ranks' outputs, if they are mapped.
     pub outputs: Option<&'a [u64]>,
-    /// A word that is not 0 from when all are to give up; 0 if there is none.
+    /// The address of a word that becomes nonzero when all kernels must abort; 0 if there is none.
     pub stop: u64,
 }
 
-/// Why there is no program.
+/// Why a program cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// The program is too long.
     #[error("the longest program has {0} words, of which a launch takes {MAX_WORDS}")]
     TooLong(usize),
-    /// A number in it is too great.
+    /// A number exceeds its field.
     #[error("the program of rank {0} has more blocks or messages than its words can say")]
     TooMany(Rank),
-    /// Lines are of elements.
+    /// The LL protocol does not support partial results.
     #[error("partial results of {0} do not go as lines")]
     PartialLines(DataType),
     /// The arena is too small.
     #[error("the arena is too small for {blocks} blocks of threads with slices of {slice} bytes")]
     Arena {
-        /// What was to be.
+        /// The requested thread blocks.
         blocks: u32,
-        /// As above.
+        /// The requested slice.
         slice: u32,
     },
 }
@@ -142,18 +144,19 @@ pub struct Arguments {
     scratch_blocks: u32,
     granule: u32,
     divisor: u32,
-    /// The kernel's `Operator`, which are numbered as [`ReduceOp`]'s.
+    /// The kernel's `Operator`, numbered as [`ReduceOp`].
     function: u32,
     reserved: u32,
     program: [u64; MAX_WORDS],
 }
 
-// As long as the kernel's, and within the 4 KiB that launches take.
+// Same size as the kernel's, and within the 4 KiB limit of launch parameters.
 const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 48 + 8 * MAX_WORDS);
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
 impl Geometry {
-    /// Divides the areas for `ranks` ranks and launches of at most `blocks` blocks of threads, [`MAX_BLOCKS`] at most.
+    /// Divides the areas for `ranks` ranks and launches of at most `blocks` thread blocks, up to
+    /// [`MAX_BLOCKS`].
     #[must_use]
     pub fn new(areas: &Areas, ranks: u32, blocks: u32) -> Self {
         let blocks = blocks.clamp(1, MAX_BLOCKS);
@@ -181,27 +184,27 @@ impl Geometry {
         }
     }
 
-    /// Bytes of flags that it takes.
+    /// Bytes of flags that it needs.
     #[must_use]
     pub const fn flags_len() -> usize {
         MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + COUNTS) as usize
     }
 
-    /// Bytes of a slice at most, as lines or not: in elements' bytes.
+    /// Maximum data bytes of a slice, with the LL protocol or without.
     #[must_use]
     pub fn most(&self, lines: bool) -> u32 {
-        // A line is twice as long as what it carries.
+        // An LL line is twice as long as its data.
         self.fifos[usize::from(lines)].slot / if lines { 2 } else { 1 }
     }
 
-    /// Blocks of threads at most.
+    /// Maximum thread blocks.
     #[must_use]
     pub fn blocks(&self, lines: bool) -> u32 {
         self.fifos[usize::from(lines)].blocks
     }
 }
 
-/// Where the places of an operation's data blocks lie.
+/// The layouts of an operation's places for a count.
 #[derive(Debug)]
 pub struct Counted {
     layout: Layout,
@@ -209,7 +212,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Of `shape`, with `count` elements of the whole or of each part.
+    /// For `shape`, with `count` elements of the whole or of each part.
     #[must_use]
     pub fn new(shape: &Shape, count: u64) -> Self {
         let extent = Extent {
@@ -224,7 +227,7 @@ impl Counted {
 }
 
 impl Arguments {
-    /// Of no version: a kernel does nothing.
+    /// Of no version: the kernel does nothing.
     pub const NOTHING: Self = Self {
         version: 0,
         input: 0,
@@ -254,7 +257,7 @@ impl Arguments {
         program: [0; MAX_WORDS],
     };
 
-    /// What `rank` is given.
+    /// The parameter for `rank`.
     ///
     /// # Errors
     /// [`ProgramError`]: on all ranks, if on one.
@@ -277,7 +280,7 @@ impl Arguments {
         let scratch_blocks = lowered.all.scratch;
         let fifos = &geometry.fifos[usize::from(cut.lines)];
         let granule = GRANULE / bytes;
-        // What goes straight into outputs needs no slots.
+        // Direct stores into outputs need no slots.
         let has_slots = cut.lines || lowered.all.staged;
         let (slot, blocks) = match has_slots {
             true => (geometry.most(cut.lines), fifos.blocks),
@@ -348,11 +351,11 @@ impl Arguments {
     }
 }
 
-/// Writes the words of one rank.
+/// Encodes one rank's program.
 struct Encoder<'a> {
     rank: Rank,
     counted: &'a Counted,
-    /// Input is multiplied when it is read.
+    /// Whether input is scaled when it is read.
     scaled: bool,
     lines: bool,
 }
@@ -362,7 +365,7 @@ impl Encoder<'_> {
         let ahead = strand.ahead as usize;
         let is_late = |index: usize| ahead > 0 && index >= ahead;
         let groups: Vec<(usize, &Group)> = strand.groups.iter().enumerate().collect();
-        // Those that are done together are one.
+        // Joined groups are encoded as one.
         let (first, rest) = groups.split_at(if strand.joined { ahead - 1 } else { 0 });
         let (joined, rest) = rest.split_at(if strand.joined { 2 } else { 0 });
         let first = first.chunks(1);
@@ -393,12 +396,12 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// Groups that are done together, each a slice behind or not.
+    /// Encodes groups that are executed together, each one slice behind or not.
     fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);
         let late = |late: bool, bit: u64| if late { bit } else { 0 };
-        // Lines tell of themselves.
+        // LL lines carry their own flags.
         let told = |word: &&Word| !(self.lines && matches!(word, Word::Staged { .. }));
         for (is_late, group) in groups {
             for wait in group.waits.iter().filter(told) {
@@ -460,7 +463,7 @@ impl Encoder<'_> {
         let is_input = |operand: &Operand| matches!(operand.at, At::Input(_));
         let (reduces, whole) = match body.work {
             Work::Reduce { whole } => (true, whole),
-            // To be multiplied, it is reduced with nothing.
+            // To be scaled, a move is encoded as a reduction of one source.
             Work::Move => (self.scaled && body.sources.iter().any(is_input), false),
         };
         let is_partial = |operand: &Operand| operand.form == Form::Partial;
@@ -494,7 +497,7 @@ impl Encoder<'_> {
             | kind << 60)
     }
 
-    /// A number in so many bits.
+    /// Checks that a number fits in this many bits.
     fn fit(&self, number: usize, bits: u32) -> Result<u64, ProgramError> {
         let number = number as u64;
         if number >> bits == 0 {

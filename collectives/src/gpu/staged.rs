@@ -1,6 +1,9 @@
-//! Operations in which the host has a part: what a rank gives is copied to memory of the host, the communicator does the operation there, and what it gets is copied back.
+//! Operations staged through the host: the rank's input is copied to host memory, the host
+//! communicator performs the operation there, and its output is copied back.
 //!
-//! So ranks with and without GPUs, on any hosts, do one operation. It has its place in the caller's stream all the same: the stream copies, writes a word and waits for another; a thread does the host's part between the two, in the order of calls.
+//! So ranks with and without GPUs, on any hosts, take part in one operation. It still runs in
+//! stream order: the stream copies, writes a word and waits for another; in between, a thread
+//! performs the host's part, in call order.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -18,18 +21,18 @@ use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
 
-/// Where the word is that says to how many operations streams have come.
+/// Offset of the word that counts operations reached by streams.
 const HERE: usize = 0;
-/// Where the word is that says how many are done.
+/// Offset of the word that counts operations done.
 const DONE: usize = 64;
 /// Bytes of the words.
 const WORDS: usize = 128;
-/// Looks at a word without pausing.
+/// Polls of a word before sleeping.
 const EAGER: u32 = 4096;
-/// Between two later looks.
+/// The interval between later polls.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Memory of the host that both the communicator's devices and the GPU reach.
+/// Host memory accessible to both the communicator's RDMA devices and the GPU.
 #[derive(Clone)]
 struct Buffer {
     segment: Arc<Segment>,
@@ -43,7 +46,8 @@ impl Buffer {
             return Err(doorbell_cuda::Error::Empty.into());
         };
         let owner: Arc<Segment> = Arc::clone(&segment);
-        // SAFETY: a segment is there as long as it is kept, and gives no references to its bytes.
+        // SAFETY: a segment stays valid as long as it is kept, and gives out no references to its
+        // bytes.
         let pinned = unsafe { HostMemory::register_raw(context, start, segment.len(), owner)? };
         Ok(Self { segment, pinned })
     }
@@ -62,18 +66,18 @@ struct Job {
     output: Option<Arc<Segment>>,
 }
 
-/// What the caller's thread and the host's share.
+/// State shared by the caller's thread and the host thread.
 struct Shared {
     words: HostMemory,
     error: Mutex<Option<CollectiveError>>,
 }
 
-/// The host's part in operations of one rank.
+/// The staging executor of a rank.
 pub(super) struct Staged {
     comm: Arc<Communicator>,
     context: Context,
     shared: Arc<Shared>,
-    /// Begun with the first operation.
+    /// Initialized by the first operation.
     inner: Mutex<Inner>,
 }
 
@@ -98,7 +102,7 @@ impl Staged {
         })
     }
 
-    /// Why the host could not do its part, once.
+    /// The host's failure, if any.
     pub(super) fn error(&self) -> Option<GpuError> {
         self.shared
             .error
@@ -108,7 +112,7 @@ impl Staged {
             .map(GpuError::from)
     }
 
-    /// Puts an operation into `stream`, behind those before it.
+    /// Enqueues an operation on `stream`, behind earlier ones.
     pub(super) fn run(&self, call: &GpuCall<'_>, case: &Case, stream: &Stream) -> Result<(), GpuError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (rank, unit) = (self.comm.rank(), call.data.bytes() as u64);
@@ -118,7 +122,8 @@ impl Staged {
             if bytes == 0 {
                 return Ok(None);
             }
-            // The one before is used until the operations before are done, which come before this one.
+            // The previous buffer is kept until the operations that use it are done, which precede
+            // this one.
             if of.as_ref().is_none_or(|buffer| buffer.pinned.len() < bytes) {
                 *of = Some(Buffer::new(&self.comm, &self.context, bytes.next_power_of_two())?);
             }
@@ -143,7 +148,7 @@ impl Staged {
             input: input.map(|buffer| buffer.segment),
             output: output.as_ref().map(|buffer| Arc::clone(&buffer.segment)),
         };
-        // It ends only after this has been dropped.
+        // The thread ends only after the sender has been dropped.
         let _ = jobs.send(job);
         stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, Until::AtLeast(number))?;
         if let (Some(buffer), Some(span)) = (&output, call.output) {
@@ -172,13 +177,14 @@ impl Drop for Staged {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some((jobs, thread)) = inner.thread.take() {
             drop(jobs);
-            // It does what was called before, and ends.
+            // It processes the remaining jobs, and exits.
             let _ = thread.join();
         }
     }
 }
 
-/// Does the host's part of operations in their order, until nobody calls any more. Once the group has failed there is nothing to wait for.
+/// Performs the host's part of operations in order, until the sender is dropped. After a failure of
+/// the group, jobs complete without waiting.
 fn serve(comm: &Communicator, shared: &Shared, jobs: &Receiver<Job>) {
     let (Ok(here), Ok(done)) = (shared.words.atomic_u32(HERE), shared.words.atomic_u32(DONE)) else {
         return;
@@ -210,7 +216,7 @@ fn serve(comm: &Communicator, shared: &Shared, jobs: &Receiver<Job>) {
                 .unwrap_or_else(PoisonError::into_inner)
                 .get_or_insert(error);
         }
-        // What was done before is seen by whoever sees this.
+        // Release: publishes the operation's results to readers of the word.
         done.store(job.number, Ordering::Release);
     }
 }
