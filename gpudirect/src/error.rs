@@ -24,16 +24,16 @@ pub enum Error {
     #[error("the queue pair that flushes writes into GPU memory: {0}")]
     QueuePair(#[from] QueuePairError),
     /// From the RDMA device, for a completion queue.
-    #[error("the completion queue of what flushes writes into GPU memory: {0}")]
+    #[error("the completion queue that flushes writes into GPU memory: {0}")]
     CompletionQueue(#[from] CompletionQueueError),
     /// The flushing READ could not be posted.
-    #[error("the READ that flushes writes into GPU memory was not posted: {0}")]
+    #[error("the READ that flushes writes into GPU memory could not be posted: {0}")]
     FlushRefused(#[from] Refused),
     /// The flushing READ failed.
     #[error("the READ that flushes writes into GPU memory failed: {0}")]
     FlushFailed(String),
     /// The memory exceeds the length of one message.
-    #[error("{len} bytes of GPU memory as one buffer: at most 2 GiB are, cut it by register_chunks")]
+    #[error("{len} bytes of GPU memory as one buffer: the maximum is 2 GiB; split it with register_chunks")]
     TooLong {
         /// Its length in bytes.
         len: usize,

@@ -37,7 +37,7 @@ impl GpuMemory {
     ///
     /// # Errors
     /// As [`Foreign::wrap`].
-    #[expect(unsafe_code, reason = "the caller promises what the driver cannot tell")]
+    #[expect(unsafe_code, reason = "the caller vouches for what the driver cannot check")]
     pub unsafe fn wrap(
         context: &Context,
         address: DevicePtr,

@@ -77,7 +77,7 @@ impl FromStr for Path {
 
 /// An unknown path name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{}' is no path for GPU memory ({}): it is dmabuf, peermem, device-copy, staged or auto", .0.escape_debug(), Path::ENVIRONMENT)]
+#[error("'{}' is no path for GPU memory ({}): use dmabuf, peermem, device-copy, staged or auto", .0.escape_debug(), Path::ENVIRONMENT)]
 pub struct BadPath(pub String);
 
 /// Why a path fails.
@@ -122,13 +122,13 @@ pub enum Refusal {
         error: io::Error,
     },
     /// The adapter is a software device.
-    #[error("{device} is a device in software: no bus leads from it to the GPU")]
+    #[error("{device} is a software device: no bus connects it to the GPU")]
     Software {
         /// The device.
         device: String,
     },
     /// The adapter is not Doorbell's software device.
-    #[error("{device} is not the userspace device, which alone copies by the GPU")]
+    #[error("{device} is not the userspace device, the only one that has the GPU copy")]
     NotSoftware {
         /// The device.
         device: String,

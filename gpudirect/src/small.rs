@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_at_any_offset_and_nothing_beside_it() {
+    fn written_bytes_are_read_back_at_any_offset() {
         let mut window = mapping(3, 5000);
         let mut expected = vec![0; 5000];
         for (offset, len) in [
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_is_refused() {
+    fn out_of_bounds_access_is_refused() {
         let mut window = mapping(0, 100);
         assert!(matches!(
             window.write(100, &[1]),

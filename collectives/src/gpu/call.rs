@@ -90,7 +90,7 @@ impl<'a> Checked<'a> {
                     Ok(Some(span))
                 }
                 (span, _) => Err(misuse(format!(
-                    "the {what} has {} bytes, and {elements} elements of {} are asked for",
+                    "the {what} has {} bytes, and {elements} elements of {} are required",
                     span.map_or(0, Span::len),
                     call.data
                 ))),

@@ -2,34 +2,34 @@
 //! measured on four H200 (docs/PERFORMANCE.md).
 
 use super::options::{Executor, GpuOptions};
-use super::program::Cut;
+use super::program::LaunchShape;
 use super::small;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::DataType;
 
 /// The maximum number of sources of a reduction pass.
-const MOST_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
+const MAX_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// The maximum message size for the LL protocol (flags within the data words); above, separate
 /// flags are faster.
-const LINES: u64 = 64 << 10;
+const LL_MAX_BYTES: u64 = 64 << 10;
 /// The maximum bytes of a short operation (of the whole; twice as many in two steps).
-const SHORT: u64 = 512 << 10;
+const SHORT_MAX_BYTES: u64 = 512 << 10;
 /// Above this size, a short all-reduce among three or more ranks, or a broadcast, takes two steps.
-const TWO_STEPS: u64 = 64 << 10;
-const TWO_STEPS_OF_ROOT: u64 = 64 << 10;
+const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
+const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 
 /// How an operation is executed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
     /// By the kernel for short operations.
-    Small(small::Cut),
+    Small(small::LaunchShape),
     /// By plan-executing kernels.
-    Kernel(Algorithm, Cut),
+    Kernel(Algorithm, LaunchShape),
     /// By copy engines, with this slice size in bytes of the whole.
     Copies(Algorithm, u64),
     /// Elements before this index by copy engines, the others by kernels concurrently.
-    Split(u64, (Algorithm, u64), (Algorithm, Cut)),
+    Split(u64, (Algorithm, u64), (Algorithm, LaunchShape)),
 }
 
 impl Choice {
@@ -58,7 +58,7 @@ impl Choice {
         let executor = options
             .executor
             .filter(|executor| *executor != Executor::Split || is_range)
-            .unwrap_or_else(|| best(ranks, collective, whole, registered));
+            .unwrap_or_else(|| best_executor(ranks, collective, whole, registered));
         if executor == Executor::Split
             && let Some(choice) = split(options, ranks, collective, data, count)
         {
@@ -78,10 +78,16 @@ impl Choice {
 }
 
 /// The launch shape of an operation executed as a short one.
-fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> Option<small::Cut> {
+fn short(
+    options: &GpuOptions,
+    ranks: u32,
+    collective: Collective,
+    bytes: u64,
+    whole: u64,
+) -> Option<small::LaunchShape> {
     let two_steps = match collective {
-        Collective::AllReduce => ranks > 2 && bytes > TWO_STEPS,
-        Collective::Broadcast => ranks > 2 && bytes > TWO_STEPS_OF_ROOT,
+        Collective::AllReduce => ranks > 2 && bytes > TWO_STEP_MIN_BYTES,
+        Collective::Broadcast => ranks > 2 && bytes > TWO_STEP_ROOTED_MIN_BYTES,
         _ => false,
     };
     // The bytes that cross one link when a single rank sends to, or receives from, all others.
@@ -92,10 +98,10 @@ fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, w
     // In two steps a root sends its message once; with two ranks each sends half of the whole, or
     // all at once.
     let most = match (collective, ranks) {
-        (Collective::Broadcast, 3..) => 2 * SHORT,
-        (Collective::Broadcast | Collective::SendRecv, _) => SHORT,
-        (_, ..=2) => 2 * SHORT,
-        _ => SHORT,
+        (Collective::Broadcast, 3..) => 2 * SHORT_MAX_BYTES,
+        (Collective::Broadcast | Collective::SendRecv, _) => SHORT_MAX_BYTES,
+        (_, ..=2) => 2 * SHORT_MAX_BYTES,
+        _ => SHORT_MAX_BYTES,
     };
     let is_short = match options.executor {
         Some(Executor::Small) => true,
@@ -103,7 +109,7 @@ fn short(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, w
         None => moved <= most,
     };
     let area = options.sizes.unwrap_or_default().small;
-    small::Cut::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
+    small::LaunchShape::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
 }
 
 /// An operation divided between both executors; `None` if one of them would get nothing.
@@ -121,7 +127,7 @@ fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataTyp
     }
     let (algorithm, slice) = copies(options, ranks, collective, first);
     let (beside, cut) = kernel(options, ranks, collective, rest, rest);
-    let cut = Cut {
+    let cut = LaunchShape {
         // Half of the multiprocessors suffice, and the others reduce for the copy engines.
         blocks: options.blocks.unwrap_or(cut.blocks.min(64)),
         ..cut
@@ -141,11 +147,11 @@ fn split_at(count: usize, unit: u64, share: u8) -> u64 {
 /// Copy engines move more bytes between two GPUs than kernel stores, but have a higher start-up
 /// latency, and collide if three or more GPUs send to each other: kernels fill the gaps of the
 /// longest operations.
-fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
+fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
     let (from, executor) = match collective {
         // Unregistered outputs need another copy, which multiprocessors do concurrently.
         _ if !registered => (u64::MAX, Executor::Kernel),
-        Collective::AllReduce if (3..=MOST_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
+        Collective::AllReduce if (3..=MAX_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
         Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
         Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
         Collective::SendRecv => (16 << 20, Executor::Copies),
@@ -156,7 +162,7 @@ fn best(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Exe
 
 fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) -> (Algorithm, u64) {
     let (algorithm, slice) = match collective {
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MAX_SOURCES => {
             (Algorithm::Ring, 64 << 20)
         }
         // Copies to one GPU from two others slow each other down, the more so the more often they
@@ -174,14 +180,20 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
     (algorithm, options.slice.unwrap_or(slice).max(1))
 }
 
-fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, whole: u64) -> (Algorithm, Cut) {
+fn kernel(
+    options: &GpuOptions,
+    ranks: u32,
+    collective: Collective,
+    bytes: u64,
+    whole: u64,
+) -> (Algorithm, LaunchShape) {
     let algorithm = match collective {
         Collective::Barrier => Algorithm::RecursiveDoubling,
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MOST_SOURCES => {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce if ranks > MAX_SOURCES => {
             Algorithm::Ring
         }
-        Collective::AllReduce if whole <= LINES => Algorithm::OneShot,
-        Collective::Broadcast | Collective::Reduce if ranks > 2 && whole > 2 * LINES => Algorithm::Ring,
+        Collective::AllReduce if whole <= LL_MAX_BYTES => Algorithm::OneShot,
+        Collective::Broadcast | Collective::Reduce if ranks > 2 && whole > 2 * LL_MAX_BYTES => Algorithm::Ring,
         _ => Algorithm::FullMesh,
     };
     // Bytes per message.
@@ -189,13 +201,13 @@ fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, 
         (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
         _ => bytes,
     };
-    let lines = message <= LINES && collective != Collective::Barrier;
-    let cut = if lines {
-        Cut {
+    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier;
+    let cut = if ll {
+        LaunchShape {
             blocks: message.div_ceil(4096).clamp(1, 16) as u32,
             threads: if message < 4096 { 128 } else { 512 },
             slice: 4096,
-            lines,
+            ll,
         }
     } else {
         // At least 4 KiB per block.
@@ -214,11 +226,11 @@ fn kernel(options: &GpuOptions, ranks: u32, collective: Collective, bytes: u64, 
                 .next_power_of_two() as u32,
             false => 64 << 10,
         };
-        Cut {
+        LaunchShape {
             blocks,
             threads: 512,
             slice: options.cut.unwrap_or(slice),
-            lines,
+            ll,
         }
     };
     (algorithm, cut)
@@ -238,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_one_range_is_cut_and_nothing_else() {
+    fn only_contiguous_ranges_are_split() {
         for &collective in Collective::ALL {
             let is_range = matches!(
                 collective,
@@ -250,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn long_operations_are_cut_at_pages_of_the_device_and_short_ones_at_sixteen_bytes() {
+    fn long_operations_split_at_device_pages_and_short_ones_at_sixteen_bytes() {
         for (data, count, share, wanted) in [
             (
                 DataType::F32,
@@ -270,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_all_reduces_among_more_than_two_are_split_where_nothing_else_is_asked_for() {
+    fn longest_all_reduces_of_three_or_more_ranks_are_split_by_default() {
         for (ranks, mib, registered, wanted) in [
             (4, 1024, true, Executor::Split),
             (3, 4096, true, Executor::Split),
@@ -301,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_kernels_has_shorter_slices_where_there_is_less_to_move() {
+    fn chain_slices_shrink_with_the_message() {
         let slice = |mib: usize| {
             let usual = GpuOptions::default();
             match Choice::new(&usual, 4, Collective::Broadcast, DataType::F32, mib << 18, true) {
@@ -316,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_nothing_for_one_of_the_two_is_the_others() {
+    fn too_small_shares_are_not_split() {
         for (data, count) in [(DataType::U8, 0), (DataType::U8, 31), (DataType::F64, 3)] {
             let choice = split(Collective::AllReduce, data, count, 50);
             assert!(matches!(choice, Choice::Kernel(..)), "{choice:?}");

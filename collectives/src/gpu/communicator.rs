@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::{Form, Operator, Scalar, Source};
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, Part, Shareable, Stream};
+use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
+use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream};
 
 use super::call::{Checked, GpuCall};
 use super::choice::Choice;
@@ -13,10 +13,10 @@ use super::error::GpuError;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers, Sizes};
-use super::split::{self, Beside};
+use super::split::{self, SideStream};
 use super::staged::Staged;
 use super::types;
-use super::watch::Watcher;
+use super::watch::Watchdog;
 use crate::algorithm::Algorithm;
 use crate::communicator::Communicator;
 use crate::plan::Collective;
@@ -42,9 +42,9 @@ const STAGING: usize = 1 << 30;
 /// GPUs remain usable.
 pub struct GpuCommunicator {
     // Declared first: the watchdog runs until the other fields are dropped.
-    watcher: Watcher,
+    watchdog: Watchdog,
     state: Mutex<State>,
-    way: Way,
+    way: OperationPath,
     staged: Staged,
     comm: Arc<Communicator>,
     context: Context,
@@ -52,7 +52,7 @@ pub struct GpuCommunicator {
 }
 
 /// How operations are executed.
-enum Way {
+enum OperationPath {
     Direct(Arc<Peers>),
     /// Through host memory, and why.
     Staged(String),
@@ -62,7 +62,7 @@ enum Way {
 struct State {
     copies: Option<Copies>,
     kernels: Option<Kernels>,
-    beside: Option<Beside>,
+    side: Option<SideStream>,
     registered: Vec<Registered>,
     /// Scratch memory for inputs that are scaled first.
     scaled: Option<DeviceMemory>,
@@ -72,18 +72,18 @@ struct State {
 
 impl State {
     /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
-    fn lent(self) -> Vec<Part> {
-        let lent = self
+    fn ipc_shared(self) -> Vec<OwnedSpan> {
+        let ipc_shared = self
             .registered
             .into_iter()
-            .filter(|registered| registered.mapped.is_lent());
-        lent.map(|registered| registered.own).collect()
+            .filter(|registered| registered.mapped.is_ipc_shared());
+        ipc_shared.map(|registered| registered.own).collect()
     }
 }
 
 /// Memory registered by all ranks together.
 struct Registered {
-    own: Part,
+    own: OwnedSpan,
     mapped: Mapped,
 }
 
@@ -97,11 +97,13 @@ impl GpuCommunicator {
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
         let (options, sizes) = agree(&comm, options, Some(context))?;
         let met =
-            comm.exchanging(|group| Ok(Peers::meet(group.control_mut(), comm.rank(), Some(context), sizes)))??;
+            comm.exchanging(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
         let way = match met {
-            Err(reason) => Way::Staged(reason),
-            Ok(_) if options.executor == Some(Executor::Staged) => Way::Staged("so it was asked for".to_owned()),
-            Ok(peers) => Way::Direct(Arc::new(peers)),
+            Err(reason) => OperationPath::Staged(reason),
+            Ok(_) if options.executor == Some(Executor::Staged) => {
+                OperationPath::Staged("the options request it".to_owned())
+            }
+            Ok(peers) => OperationPath::Direct(Arc::new(peers)),
         };
         let comm = Arc::new(comm);
         Self::with(&comm, context, options, way)
@@ -110,19 +112,24 @@ impl GpuCommunicator {
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
     }
 
-    fn with(comm: &Arc<Communicator>, context: &Context, options: GpuOptions, way: Way) -> Result<Self, GpuError> {
+    fn with(
+        comm: &Arc<Communicator>,
+        context: &Context,
+        options: GpuOptions,
+        way: OperationPath,
+    ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
         let mut state = State::default();
         let mut words = None;
-        if let Way::Direct(peers) = &way {
+        if let OperationPath::Direct(peers) = &way {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
             state.kernels = Some(Kernels::new(Arc::clone(peers)));
-            state.beside = Some(Beside::new(context)?);
+            state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
         let staged = Staged::new(&comm, context)?;
         Ok(Self {
-            watcher: Watcher::new(&comm, context, words)?,
+            watchdog: Watchdog::new(&comm, context, words)?,
             state: Mutex::new(state),
             way,
             staged,
@@ -161,8 +168,8 @@ impl GpuCommunicator {
     #[must_use]
     pub fn peers(&self) -> Option<&Arc<Peers>> {
         match &self.way {
-            Way::Direct(peers) => Some(peers),
-            Way::Staged(_) => None,
+            OperationPath::Direct(peers) => Some(peers),
+            OperationPath::Staged(_) => None,
         }
     }
 
@@ -176,7 +183,7 @@ impl GpuCommunicator {
         count: usize,
         registered: bool,
     ) -> (Executor, Option<Algorithm>) {
-        if let Way::Staged(_) = &self.way {
+        if let OperationPath::Staged(_) = &self.way {
             return (Executor::Staged, None);
         }
         match Choice::new(&self.options, self.size(), collective, data, count, registered) {
@@ -191,8 +198,8 @@ impl GpuCommunicator {
     #[must_use]
     pub fn why_staged(&self) -> Option<&str> {
         match &self.way {
-            Way::Direct(_) => None,
-            Way::Staged(reason) => Some(reason),
+            OperationPath::Direct(_) => None,
+            OperationPath::Staged(reason) => Some(reason),
         }
     }
 
@@ -234,7 +241,9 @@ impl GpuCommunicator {
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
     pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
-        let Way::Direct(peers) = &self.way else { return Ok(()) };
+        let OperationPath::Direct(peers) = &self.way else {
+            return Ok(());
+        };
         let mapped = self
             .comm
             .exchanging(|group| Ok(peers.map(group.control_mut(), memory)))??;
@@ -265,7 +274,7 @@ impl GpuCommunicator {
             return;
         };
         let Registered { own, mapped } = state.registered.remove(at);
-        if !mapped.is_lent() {
+        if !mapped.is_ipc_shared() {
             return;
         }
         if let Some((_, end, false)) = &state.last {
@@ -288,7 +297,7 @@ impl GpuCommunicator {
     /// The error of `work`, the driver's error for the capture, or [`GpuError::Refused`] if
     /// operations are staged through the host.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
-        if let Way::Staged(reason) = &self.way {
+        if let OperationPath::Staged(reason) = &self.way {
             return Err(GpuError::Refused {
                 what: "a graph of operations in which the host has a part",
                 reason: format!("the host cannot be captured, and has a part because {reason}"),
@@ -297,8 +306,8 @@ impl GpuCommunicator {
         let others: Vec<Stream> = {
             let state = self.state();
             let copies = state.copies.iter().flat_map(Copies::streams);
-            let beside = state.beside.iter().map(Beside::stream);
-            copies.chain(beside).cloned().collect()
+            let side = state.side.iter().map(SideStream::stream);
+            copies.chain(side).cloned().collect()
         };
         let others: Vec<&Stream> = others.iter().collect();
         let mut failed = None;
@@ -322,7 +331,7 @@ impl GpuCommunicator {
     /// As [`Communicator::destroy`], and failures of the host's part of operations.
     pub fn destroy(self) -> Result<(), GpuError> {
         let Self {
-            watcher,
+            watchdog,
             staged,
             state,
             way,
@@ -331,9 +340,9 @@ impl GpuCommunicator {
             ..
         } = self;
         let failed = staged.error();
-        let lent = state.into_inner().unwrap_or_else(PoisonError::into_inner).lent();
+        let ipc_shared = state.into_inner().unwrap_or_else(PoisonError::into_inner).ipc_shared();
         drop((staged, way));
-        watcher.end();
+        watchdog.end();
         context.reap();
         let parted = match failed {
             Some(error) => Err(error),
@@ -343,7 +352,7 @@ impl GpuCommunicator {
             },
         };
         // No rank has it open any more.
-        drop(lent);
+        drop(ipc_shared);
         parted
     }
 
@@ -369,7 +378,7 @@ impl GpuCommunicator {
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
-        let done = self.put(&checked, &case, call, stream);
+        let done = self.enqueue_checked(&checked, &case, call, stream);
         if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
             && !stream.is_capturing().unwrap_or(false)
         {
@@ -378,27 +387,33 @@ impl GpuCommunicator {
             self.abort(&format!(
                 "it cannot do its part of an operation ({collective}): {error}"
             ));
-            self.expect_what_was_begun(stream);
+            self.watch_partial_operation(stream);
         }
         done
     }
 
     /// For a partly enqueued operation: has its work waited for on drop, before the resources are
     /// freed. If the driver refuses the event, there is nothing to wait on.
-    fn expect_what_was_begun(&self, stream: &Stream) {
+    fn watch_partial_operation(&self, stream: &Stream) {
         let state = self.state();
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
         for stream in copiers.iter().chain([stream]) {
             let Ok(end) = Event::new(&self.context) else { continue };
             if stream.record(&end).is_ok() {
                 let deadline = self.comm.options().deadline;
-                self.watcher.expect(end, Instant::now() + deadline);
+                self.watchdog.watch(end, Instant::now() + deadline);
             }
         }
     }
 
     /// Enqueues a validated operation on `stream`.
-    fn put(&self, checked: &Checked<'_>, case: &Case, call: &GpuCall<'_>, stream: &Stream) -> Result<(), GpuError> {
+    fn enqueue_checked(
+        &self,
+        checked: &Checked<'_>,
+        case: &Case,
+        call: &GpuCall<'_>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
         if let Some((before, end, was_capturing)) = &state.last
@@ -408,26 +423,26 @@ impl GpuCommunicator {
             stream.wait(end)?;
         }
         match &self.way {
-            Way::Direct(_) => self.directly(&mut state, checked, call, stream)?,
-            Way::Staged(_) if is_capturing => {
+            OperationPath::Direct(_) => self.enqueue_direct(&mut state, checked, call, stream)?,
+            OperationPath::Staged(_) if is_capturing => {
                 return Err(GpuError::Refused {
                     what: "an operation in which the host has a part, in a graph",
                     reason: "the host cannot be captured".to_owned(),
                 });
             }
-            Way::Staged(_) => self.staged.run(call, case, stream)?,
+            OperationPath::Staged(_) => self.staged.run(call, case, stream)?,
         }
         let end = Event::new(&self.context)?;
         stream.record(&end)?;
         if !is_capturing {
-            self.watcher
-                .expect(end.clone(), Instant::now() + self.comm.options().deadline);
+            self.watchdog
+                .watch(end.clone(), Instant::now() + self.comm.options().deadline);
         }
         state.last = Some((stream.clone(), end, is_capturing));
         Ok(())
     }
 
-    fn directly(
+    fn enqueue_direct(
         &self,
         state: &mut State,
         checked: &Checked<'_>,
@@ -437,7 +452,7 @@ impl GpuCommunicator {
         let State {
             copies: Some(copies),
             kernels: Some(kernels),
-            beside: Some(beside),
+            side: Some(side),
             registered,
             scaled,
             ..
@@ -490,24 +505,24 @@ impl GpuCommunicator {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
             Choice::Copies(algorithm, slice) => {
-                self.by_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
+                self.enqueue_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
             }
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
                 // Loading may wait for the whole device, so it precedes all work that waits for
                 // other ranks.
-                copies.ready(&first)?;
-                beside.run(
+                copies.prepare_all(&first)?;
+                side.run(
                     stream,
-                    |beside| kernels.run(&rest, reduction, cut, beside),
-                    || self.by_copies(copies, scaled, &first, checked.scalar, stream),
+                    |side| kernels.run(&rest, reduction, cut, side),
+                    || self.enqueue_copies(copies, scaled, &first, checked.scalar, stream),
                 )
             }
         }
     }
 
     /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
-    fn by_copies(
+    fn enqueue_copies(
         &self,
         copies: &mut Copies,
         scaled: &mut Option<DeviceMemory>,
@@ -531,7 +546,7 @@ impl GpuCommunicator {
             types::data(operation.data),
             Operator::Sum,
             &[source],
-            (Form::Element, into),
+            (OperandKind::Element, into),
         )?;
         let operation = Operation {
             input: Some(into),
@@ -550,7 +565,7 @@ impl Communicator {
     /// If a rank does not arrive.
     pub fn without_gpu(&self) -> Result<(), GpuError> {
         let (_, sizes) = agree(self, GpuOptions::default(), None)?;
-        self.exchanging(|group| Ok(Peers::meet(group.control_mut(), self.rank(), None, sizes)))??
+        self.exchanging(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
             .err();
         Ok(())
     }
@@ -580,15 +595,16 @@ fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) ->
         staging as u64,
     ];
     let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_be_bytes()).collect();
-    let said = comm.exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
-    let numbers = |said: &Vec<u8>| -> Vec<u64> {
-        said.as_chunks::<8>()
+    let message = comm.exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
+    let numbers = |message: &Vec<u8>| -> Vec<u64> {
+        message
+            .as_chunks::<8>()
             .0
             .iter()
             .map(|bytes| u64::from_be_bytes(*bytes))
             .collect()
     };
-    let all: Vec<_> = said.iter().map(numbers).collect();
+    let all: Vec<_> = message.iter().map(numbers).collect();
     let first = all.first().filter(|first| {
         all.iter()
             .all(|one| one.len() == first.len() && one.len() == mine.len())

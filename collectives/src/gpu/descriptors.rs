@@ -20,13 +20,13 @@ use crate::executor::boot;
 use crate::types::Rank;
 
 /// Bytes of an offer: the boot id and the socket name.
-const OFFER: usize = 32;
+const OFFER_BYTES: usize = 32;
 /// Bytes of a hello: the name, and the sender's rank.
-const HELLO: usize = 20;
+const HELLO_BYTES: usize = 20;
 /// The time limit of the exchange between ranks of one host.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The poll interval of a socket without pending connections.
-const PAUSE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Passes `own` to each rank of this host, and returns the descriptors received, by rank: none for
 /// unreachable ranks, nor for this rank. Collective.
@@ -34,36 +34,39 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// # Errors
 /// Those of the exchange. Failures between two ranks of a host are not errors: they then have no
 /// access to each other.
-pub(super) fn share(
+pub(super) fn exchange_descriptors(
     exchange: &mut dyn Exchange,
     rank: Rank,
     own: BorrowedFd<'_>,
 ) -> Result<Vec<Option<OwnedFd>>, ExchangeError> {
-    let door = Door::open();
-    let said = exchange.all_gather(&door.as_ref().map_or([0; OFFER], Door::offer))?;
+    let server = DescriptorServer::open();
+    let said = exchange.all_gather(&server.as_ref().map_or([0; OFFER_BYTES], DescriptorServer::offer))?;
     let mut connected: Vec<_> = (0..)
         .map(Rank)
         .zip(&said)
-        .map(|(peer, offer)| door.as_ref().filter(|_| peer != rank)?.connect(offer, rank))
+        .map(|(peer, offer)| server.as_ref().filter(|_| peer != rank)?.connect(offer, rank))
         .collect();
     // Failed connections are announced, so that no rank waits for them.
     let mine: Vec<u8> = connected.iter().map(|one| u8::from(one.is_some())).collect();
     let theirs = exchange.all_gather(&mine)?;
     let coming: Vec<_> = theirs.iter().map(|one| one.get(rank.index()) == Some(&1)).collect();
-    if let Some(door) = &door {
-        door.serve(own, &coming);
+    if let Some(server) = &server {
+        server.serve(own, &coming);
     }
-    Ok(connected.iter_mut().map(|stream| receive(stream.as_mut()?)).collect())
+    Ok(connected
+        .iter_mut()
+        .map(|stream| receive_descriptor(stream.as_mut()?))
+        .collect())
 }
 
 /// A rank's listening socket.
-struct Door {
+struct DescriptorServer {
     listener: UnixListener,
     boot: [u8; 16],
     name: [u8; 16],
 }
 
-impl Door {
+impl DescriptorServer {
     fn open() -> Option<Self> {
         let name = *Nonce::random().ok()?.bytes();
         let listener = UnixListener::bind_addr(&address(&name)?).ok()?;
@@ -75,8 +78,8 @@ impl Door {
         })
     }
 
-    fn offer(&self) -> [u8; OFFER] {
-        let mut offer = [0; OFFER];
+    fn offer(&self) -> [u8; OFFER_BYTES] {
+        let mut offer = [0; OFFER_BYTES];
         offer[..16].copy_from_slice(&self.boot);
         offer[16..].copy_from_slice(&self.name);
         offer
@@ -88,44 +91,44 @@ impl Door {
         let name: [u8; 16] = name.try_into().ok()?;
         (*boot == self.boot).then_some(())?;
         let mut stream = UnixStream::connect_addr(&address(&name)?).ok()?;
-        let mut hello = [0; HELLO];
+        let mut hello = [0; HELLO_BYTES];
         hello[..16].copy_from_slice(&name);
         hello[16..].copy_from_slice(&rank.0.to_be_bytes());
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.set_read_timeout(Some(EXCHANGE_TIMEOUT)).ok()?;
         stream.write_all(&hello).ok()?;
-        is_ours(&stream).then_some(stream)
+        is_same_user(&stream).then_some(stream)
     }
 
     /// Passes `descriptor` to the connecting ranks, and to no other process.
     fn serve(&self, descriptor: BorrowedFd<'_>, coming: &[bool]) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + EXCHANGE_TIMEOUT;
         let mut left = coming.to_vec();
         while left.contains(&true) && Instant::now() < until {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    let Some(peer) = self.greeted(stream.try_clone().ok()) else {
+                    let Some(peer) = self.authenticate(stream.try_clone().ok()) else {
                         continue;
                     };
                     let Some(waited) = left.get_mut(peer.index()) else {
                         continue;
                     };
                     // A peer that does not take it is gone, and reports that itself.
-                    let _ = give(&stream, descriptor);
+                    let _ = send_descriptor(&stream, descriptor);
                     *waited = false;
                 }
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 
     /// The rank of an accepted connection, if it has the same user and presents the name from the
     /// control mesh.
-    fn greeted(&self, stream: Option<UnixStream>) -> Option<Rank> {
+    fn authenticate(&self, stream: Option<UnixStream>) -> Option<Rank> {
         let mut stream = stream?;
-        is_ours(&stream).then_some(())?;
+        is_same_user(&stream).then_some(())?;
         stream.set_nonblocking(false).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        let mut hello = [0; HELLO];
+        stream.set_read_timeout(Some(EXCHANGE_TIMEOUT)).ok()?;
+        let mut hello = [0; HELLO_BYTES];
         stream.read_exact(&mut hello).ok()?;
         let (name, rank) = hello.split_first_chunk::<16>()?;
         (*name == self.name).then(|| Some(Rank(u32::from_be_bytes(rank.try_into().ok()?))))?
@@ -138,11 +141,11 @@ fn address(name: &[u8; 16]) -> Option<SocketAddr> {
 }
 
 /// Whether the peer process has the same user.
-fn is_ours(stream: &UnixStream) -> bool {
+fn is_same_user(stream: &UnixStream) -> bool {
     getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }
 
-fn give(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {
+fn send_descriptor(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {
     let descriptors = [descriptor.as_raw_fd()];
     let rights = [ControlMessage::ScmRights(&descriptors)];
     let flags = MsgFlags::MSG_NOSIGNAL;
@@ -150,7 +153,7 @@ fn give(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> nix::Result<()> {
 }
 
 /// Receives the peer's descriptor; `None` after the timeout.
-fn receive(stream: &mut UnixStream) -> Option<OwnedFd> {
+fn receive_descriptor(stream: &mut UnixStream) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut bytes = [IoSliceMut::new(&mut byte)];
     let mut room = nix::cmsg_space!([RawFd; 1]);
@@ -194,7 +197,7 @@ mod tests {
                     let rank = group.rank();
                     let mut own = tempfile();
                     write!(own, "rank {rank}").unwrap();
-                    let given = share(group.control_mut(), rank, own.as_fd()).unwrap();
+                    let given = exchange_descriptors(group.control_mut(), rank, own.as_fd()).unwrap();
                     for (peer, descriptor) in given.into_iter().enumerate() {
                         let Some(descriptor) = descriptor else {
                             assert_eq!(peer, rank.index());

@@ -10,7 +10,7 @@ use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
 use super::error::GpuError;
 use super::lower::{self, LowerError, Lowered, Options};
 use super::peers::Areas;
-use super::program::{Arguments, Counted, Cut, Function, Geometry, MAX_THREADS, Memory, SLOTS};
+use super::program::{ArenaLayout, Arguments, CountedLayouts, Function, LaunchShape, MAX_THREADS, Memory, SLOTS};
 use crate::plan::{Schedule, Shape};
 use crate::types::{Rank, ReduceOp};
 
@@ -18,7 +18,7 @@ use crate::types::{Rank, ReduceOp};
 #[derive(Debug)]
 pub struct KernelExecutor {
     kernels: CollectiveKernels,
-    geometry: Geometry,
+    arena_layout: ArenaLayout,
     rank: Rank,
     arenas: Vec<u64>,
     stop: u64,
@@ -90,7 +90,7 @@ impl KernelExecutor {
     ) -> Self {
         Self {
             kernels,
-            geometry: Geometry::new(areas, arenas.len() as u32, blocks),
+            arena_layout: ArenaLayout::new(areas, arenas.len() as u32, blocks),
             rank,
             arenas,
             stop,
@@ -105,8 +105,8 @@ impl KernelExecutor {
 
     /// The kernels' layout of an arena.
     #[must_use]
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    pub fn arena_layout(&self) -> &ArenaLayout {
+        &self.arena_layout
     }
 
     /// Loads the kernel of a function and runs it once without work: before a capture, and before
@@ -115,16 +115,16 @@ impl KernelExecutor {
     ///
     /// # Errors
     /// The driver's error.
-    pub fn prepare(&self, stream: &Stream, function: Function, lines: bool) -> Result<(), GpuError> {
-        let kernel = self.kernel(function, lines)?;
+    pub fn prepare(&self, stream: &Stream, function: Function, ll: bool) -> Result<(), GpuError> {
+        let kernel = self.kernel(function, ll)?;
         // SAFETY: the kernel's only parameter is this struct, which describes no work.
         unsafe { kernel.launch(stream, Launch::linear(1, 32), &[&Arguments::NOTHING], &[])? };
         stream.synchronize()?;
         Ok(())
     }
 
-    fn kernel(&self, function: Function, lines: bool) -> Result<Kernel, GpuError> {
-        let kind = if lines { "lines" } else { "collective" };
+    fn kernel(&self, function: Function, ll: bool) -> Result<Kernel, GpuError> {
+        let kind = if ll { "lines" } else { "collective" };
         let name = match function.op {
             Some(_) => format!("{kind}_{}", function.data.name()),
             None => format!("{kind}_move_{}", function.data.bytes()),
@@ -150,7 +150,7 @@ impl KernelExecutor {
         stream: &Stream,
         plan: &Plan,
         function: Function,
-        cut: Cut,
+        cut: LaunchShape,
         operation: Operation<'_>,
         uses: &[Span<'_>],
     ) -> Result<(), GpuError> {
@@ -159,7 +159,7 @@ impl KernelExecutor {
             what,
         };
         if plan.direct
-            && !cut.lines
+            && !cut.ll
             && operation
                 .outputs
                 .is_none_or(|outputs| outputs.len() != self.arenas.len())
@@ -168,8 +168,10 @@ impl KernelExecutor {
                 "the plan writes to outputs, of which not all are mapped".to_owned(),
             ));
         }
-        if cut.lines && plan.shape.collective == crate::plan::Collective::Barrier {
-            return Err(misuse("messages without content do not go as lines".to_owned()));
+        if cut.ll && plan.shape.collective == crate::plan::Collective::Barrier {
+            return Err(misuse(
+                "messages without content are not supported by the LL protocol".to_owned(),
+            ));
         }
         if cut.threads == 0 || cut.threads > MAX_THREADS || !cut.threads.is_multiple_of(32) {
             return Err(misuse(format!(
@@ -179,7 +181,7 @@ impl KernelExecutor {
         }
         let op = function.op.filter(|_| plan.shape.collective.reduces());
         let function = Function { op, ..function };
-        let counted = Counted::new(&plan.shape, operation.count);
+        let counted_layouts = CountedLayouts::new(&plan.shape, operation.count);
         let memory = Memory {
             input: operation.input,
             output: operation.output,
@@ -188,21 +190,21 @@ impl KernelExecutor {
             stop: self.stop,
         };
         let strands = plan.lowered.strands.len() as u32;
-        let cut = Cut {
+        let cut = LaunchShape {
             blocks: (cut.blocks / strands * strands).max(strands),
             ..cut
         };
         let arguments = Arguments::new(
             self.rank,
             &plan.lowered,
-            &counted,
+            &counted_layouts,
             function,
-            &self.geometry,
+            &self.arena_layout,
             cut,
             memory,
         )
         .map_err(|error| misuse(error.to_string()))?;
-        let kernel = self.kernel(function, cut.lines)?;
+        let kernel = self.kernel(function, cut.ll)?;
         let launch = Launch::linear(cut.blocks, cut.threads);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for its contents.

@@ -11,14 +11,14 @@ use super::error::GpuError;
 use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
 use super::peers::{MAX_PEERS, Peers};
-use super::program::{Cut, Function, MAX_BLOCKS};
+use super::program::{Function, LaunchShape, MAX_BLOCKS};
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
 /// Cached plans.
-const KEPT: usize = 64;
+const CACHED_PLANS: usize = 64;
 
 /// What a lowered plan depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Kernels {
         call: &GpuCall<'_>,
         (input, output): (Option<Span<'_>>, Option<Span<'_>>),
         (op, scalar): (ReduceOp, u64),
-        cut: small::Cut,
+        cut: small::LaunchShape,
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let function = Function {
@@ -107,7 +107,7 @@ impl Kernels {
         &mut self,
         operation: &Operation<'_>,
         (op, scalar): (ReduceOp, u64),
-        cut: Cut,
+        cut: LaunchShape,
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let function = Function {
@@ -115,20 +115,20 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        self.warm(function, cut.lines)?;
+        self.warm(function, cut.ll)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
         };
-        let cut = match cut.lines || plan.lowered().all.staged {
-            true => Cut {
-                blocks: cut.blocks.min(self.executor.geometry().blocks(cut.lines)),
+        let cut = match cut.ll || plan.lowered().all.staged {
+            true => LaunchShape {
+                blocks: cut.blocks.min(self.executor.arena_layout().blocks(cut.ll)),
                 ..cut
             },
             false => cut,
         };
         let outputs: Option<Vec<u64>> = operation.registered.filter(|_| key.direct).map(|(mapped, start)| {
-            let address = |memory: &doorbell_cuda::Part| memory.device_ptr().0 + start as u64;
+            let address = |memory: &doorbell_cuda::OwnedSpan| memory.device_ptr().0 + start as u64;
             mapped.memories().iter().map(address).collect()
         });
         let address = |span: Option<Span<'_>>| span.map_or(0, |span| span.device_ptr().0);
@@ -152,11 +152,11 @@ impl Kernels {
     }
 
     /// Warms up a kernel: see [`KernelExecutor::prepare`].
-    fn warm(&mut self, function: Function, lines: bool) -> Result<(), GpuError> {
-        let name = (function.data, function.op.is_some(), lines);
+    fn warm(&mut self, function: Function, ll: bool) -> Result<(), GpuError> {
+        let name = (function.data, function.op.is_some(), ll);
         if !self.warm.contains(&name) {
             let stream = Stream::new(self.peers.context())?;
-            self.executor.prepare(&stream, function, lines)?;
+            self.executor.prepare(&stream, function, ll)?;
             self.warm.push(name);
         }
         Ok(())
@@ -183,7 +183,7 @@ impl Kernels {
             collective: key.collective,
             what: e.to_string(),
         })?;
-        if self.plans.len() >= KEPT {
+        if self.plans.len() >= CACHED_PLANS {
             self.plans.remove(0);
         }
         self.plans.push((key, plan));

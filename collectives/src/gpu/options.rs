@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     fn said(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
-        GpuOptions::from(|asked| (asked == name).then(|| value.into()))
+        GpuOptions::from(|requested| (requested == name).then(|| value.into()))
     }
 
     #[test]
-    fn variables_say_what_they_should() {
+    fn environment_variables_are_parsed() {
         assert_eq!(GpuOptions::from(|_| None).unwrap(), GpuOptions::default());
         assert_eq!(
             said("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,

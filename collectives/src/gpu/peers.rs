@@ -10,11 +10,11 @@
 
 use core::ops::Range;
 
-use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, Part, Shareable, Span, Stream};
+use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, OwnedSpan, Shareable, Span, Stream};
 
 use super::descriptors;
 use super::error::GpuError;
-use super::offer::{self, Offer};
+use super::offer::{self, MemoryOffer};
 use crate::bootstrap::Exchange;
 use crate::types::Rank;
 
@@ -121,9 +121,9 @@ pub struct Peers {
 /// One memory of each rank, mapped here.
 #[derive(Debug)]
 pub struct Mapped {
-    memories: Vec<Part>,
+    memories: Vec<OwnedSpan>,
     table: DeviceMemory,
-    lent: bool,
+    ipc_shared: bool,
 }
 
 impl Peers {
@@ -135,7 +135,7 @@ impl Peers {
     ///
     /// # Errors
     /// Those of the exchange.
-    pub fn meet(
+    pub fn connect(
         exchange: &mut dyn Exchange,
         rank: Rank,
         context: Option<&Context>,
@@ -153,7 +153,7 @@ impl Peers {
                 .map(|made| (context.clone(), made))
                 .map_err(|e| e.to_string())
         });
-        if let Some(reason) = complaint(exchange, own.as_ref().err().map_or("", String::as_str))? {
+        if let Some(reason) = first_error(exchange, own.as_ref().err().map_or("", String::as_str))? {
             return Ok(Err(reason));
         }
         let Ok((context, (memory, control))) = own else {
@@ -218,21 +218,21 @@ impl Peers {
 impl Mapped {
     /// The memory of a rank, as mapped here.
     #[must_use]
-    pub fn of(&self, rank: Rank) -> &Part {
+    pub fn of(&self, rank: Rank) -> &OwnedSpan {
         &self.memories[rank.index()]
     }
 
     /// All of them, by rank.
     #[must_use]
-    pub fn memories(&self) -> &[Part] {
+    pub fn memories(&self) -> &[OwnedSpan] {
         &self.memories
     }
 
     /// Whether any rank must keep its memory as long as others map it, because it is shared by IPC
     /// handle. The same on all ranks.
     #[must_use]
-    pub fn is_lent(&self) -> bool {
-        self.lent
+    pub fn is_ipc_shared(&self) -> bool {
+        self.ipc_shared
     }
 
     /// A table in device memory: by rank, the 64-bit device pointers in this rank's context.
@@ -261,16 +261,16 @@ fn map(
     context: &Context,
     memory: &dyn Shareable,
 ) -> Result<Result<Mapped, String>, GpuError> {
-    let exported = Offer::new(memory);
-    let said = exported.as_ref().err().cloned().unwrap_or_default();
-    if let Some(reason) = complaint(exchange, &said)? {
+    let exported = MemoryOffer::new(memory);
+    let messages = exported.as_ref().err().cloned().unwrap_or_default();
+    if let Some(reason) = first_error(exchange, &messages)? {
         return Ok(Err(reason));
     }
     let Ok(offer) = exported else {
         return Ok(Err("this rank's memory has no descriptor".to_owned()));
     };
-    let terms = exchange.all_gather(&offer.terms())?;
-    let mut given = descriptors::share(exchange, rank, offer.descriptor())?;
+    let attributes = exchange.all_gather(&offer.attributes())?;
+    let mut given = descriptors::exchange_descriptors(exchange, rank, offer.descriptor())?;
     let import = |peer: usize| {
         if peer == rank.index() {
             return Ok(memory.all().keep());
@@ -280,21 +280,25 @@ fn map(
                 "gets no memory of rank {peer}: it is on another host, of another user, or in another network namespace"
             ));
         };
-        let shared = offer::taken(descriptor, &terms[peer])
+        let shared = offer::parse(descriptor, &attributes[peer])
             .ok_or_else(|| format!("cannot make anything of what rank {peer} says of its memory"))?;
         // SAFETY: memory shared by IPC handle is registered memory: its rank keeps it until all
         // have deregistered it, or its program has promised to.
         unsafe { shared.open(context) }.map_err(|e| format!("cannot map the memory of rank {peer}: {e}"))
     };
-    let mapped = (0..terms.len())
+    let mapped = (0..attributes.len())
         .map(import)
         .collect::<Result<Vec<_>, _>>()
         .and_then(|memories| {
             let table = table(context, &memories).map_err(|e| e.to_string())?;
-            let lent = terms.iter().any(|terms| offer::is_lent(terms));
-            Ok(Mapped { memories, table, lent })
+            let ipc_shared = attributes.iter().any(|attributes| offer::is_ipc_shared(attributes));
+            Ok(Mapped {
+                memories,
+                table,
+                ipc_shared,
+            })
         });
-    let reason = complaint(exchange, mapped.as_ref().err().map_or("", String::as_str))?;
+    let reason = first_error(exchange, mapped.as_ref().err().map_or("", String::as_str))?;
     Ok(match reason {
         Some(reason) => Err(reason),
         None => mapped,
@@ -302,7 +306,7 @@ fn map(
 }
 
 /// A table of addresses in device memory.
-fn table(context: &Context, memories: &[Part]) -> Result<DeviceMemory, doorbell_cuda::Error> {
+fn table(context: &Context, memories: &[OwnedSpan]) -> Result<DeviceMemory, doorbell_cuda::Error> {
     let bytes: Vec<u8> = memories
         .iter()
         .flat_map(|memory| memory.device_ptr().0.to_ne_bytes())
@@ -317,8 +321,8 @@ fn table(context: &Context, memories: &[Part]) -> Result<DeviceMemory, doorbell_
 }
 
 /// The error of the lowest rank that has one, the same on all ranks.
-fn complaint(exchange: &mut dyn Exchange, mine: &str) -> Result<Option<String>, GpuError> {
-    let said = exchange.all_gather(mine.as_bytes())?;
-    let first = said.iter().enumerate().find(|(_, said)| !said.is_empty());
-    Ok(first.map(|(rank, said)| format!("rank {rank} {}", String::from_utf8_lossy(said))))
+fn first_error(exchange: &mut dyn Exchange, mine: &str) -> Result<Option<String>, GpuError> {
+    let messages = exchange.all_gather(mine.as_bytes())?;
+    let first = messages.iter().enumerate().find(|(_, messages)| !messages.is_empty());
+    Ok(first.map(|(rank, messages)| format!("rank {rank} {}", String::from_utf8_lossy(messages))))
 }

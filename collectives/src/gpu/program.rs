@@ -2,7 +2,7 @@
 //! addresses of all ranks' memory. `gpudirect/cuda/kernels/operation.cuh` declares the same,
 //! `collective.cu` decodes it.
 
-use super::lower::{At, Body, Group, Lowered, NOTHING, Operand, Strand, Word, Work};
+use super::lower::{Body, Group, Location, Lowered, NO_DATA, Operand, Signal, Strand, Work};
 use super::peers::{Areas, MAX_PEERS};
 use crate::executor::layout::{Extent, Layout};
 use crate::plan::{Form, Place, Shape};
@@ -17,7 +17,7 @@ pub const MAX_THREADS: u32 = 512;
 /// Maximum thread blocks per launch.
 pub const MAX_BLOCKS: u32 = 256;
 /// Maximum thread blocks per launch with the LL protocol.
-pub const MAX_LINE_BLOCKS: u32 = 32;
+pub const MAX_LL_BLOCKS: u32 = 32;
 /// Bytes of the flags of a thread block, per peer.
 const FLAGS: u64 = 64;
 /// Bytes of its counters.
@@ -39,7 +39,7 @@ const MAX_SLOT: u64 = 256 << 10;
 
 /// The kernels' layout of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Geometry {
+pub struct ArenaLayout {
     flags: u64,
     counts: u64,
     /// For the Simple protocol, and for LL.
@@ -58,7 +58,7 @@ struct Fifos {
 
 /// The launch shape of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct LaunchShape {
     /// Thread blocks, of all strands together.
     pub blocks: u32,
     /// Threads per block.
@@ -66,7 +66,7 @@ pub struct Cut {
     /// Maximum bytes of a slice; at most a slot if messages go through FIFOs.
     pub slice: u32,
     /// Whether to use the LL protocol: each line carries its data and a flag.
-    pub lines: bool,
+    pub ll: bool,
 }
 
 /// A reduction function.
@@ -99,16 +99,16 @@ pub struct Memory<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// The program is too long.
-    #[error("the longest program has {0} words, of which a launch takes {MAX_WORDS}")]
+    #[error("the longest program has {0} words; the maximum is {MAX_WORDS}")]
     TooLong(usize),
     /// A number exceeds its field.
-    #[error("the program of rank {0} has more blocks or messages than its words can say")]
+    #[error("the program of rank {0} has more blocks or messages than can be encoded")]
     TooMany(Rank),
     /// The LL protocol does not support partial results.
-    #[error("partial results of {0} do not go as lines")]
-    PartialLines(DataType),
+    #[error("partial results of {0} are not supported by the LL protocol")]
+    PartialLl(DataType),
     /// The arena is too small.
-    #[error("the arena is too small for {blocks} blocks of threads with slices of {slice} bytes")]
+    #[error("the arena is too small for {blocks} thread blocks with slices of {slice} bytes")]
     Arena {
         /// The requested thread blocks.
         blocks: u32,
@@ -154,7 +154,7 @@ pub struct Arguments {
 const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 48 + 8 * MAX_WORDS);
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
-impl Geometry {
+impl ArenaLayout {
     /// Divides the areas for `ranks` ranks and launches of at most `blocks` thread blocks, up to
     /// [`MAX_BLOCKS`].
     #[must_use]
@@ -177,7 +177,7 @@ impl Geometry {
             counts: flags + u64::from(MAX_BLOCKS) * MAX_PEERS as u64 * FLAGS,
             fifos: [
                 fifos(areas.fifos.start, staged, blocks),
-                fifos(areas.slots.start, areas.slots.len() as u64, blocks.min(MAX_LINE_BLOCKS)),
+                fifos(areas.slots.start, areas.slots.len() as u64, blocks.min(MAX_LL_BLOCKS)),
             ],
             scratch: areas.fifos.start as u64 + staged,
             scratch_len: whole - staged,
@@ -192,26 +192,26 @@ impl Geometry {
 
     /// Maximum data bytes of a slice, with the LL protocol or without.
     #[must_use]
-    pub fn most(&self, lines: bool) -> u32 {
+    pub fn max_slice_bytes(&self, ll: bool) -> u32 {
         // An LL line is twice as long as its data.
-        self.fifos[usize::from(lines)].slot / if lines { 2 } else { 1 }
+        self.fifos[usize::from(ll)].slot / if ll { 2 } else { 1 }
     }
 
     /// Maximum thread blocks.
     #[must_use]
-    pub fn blocks(&self, lines: bool) -> u32 {
-        self.fifos[usize::from(lines)].blocks
+    pub fn blocks(&self, ll: bool) -> u32 {
+        self.fifos[usize::from(ll)].blocks
     }
 }
 
 /// The layouts of an operation's places for a count.
 #[derive(Debug)]
-pub struct Counted {
+pub struct CountedLayouts {
     layout: Layout,
     longest: u64,
 }
 
-impl Counted {
+impl CountedLayouts {
     /// For `shape`, with `count` elements of the whole or of each part.
     #[must_use]
     pub fn new(shape: &Shape, count: u64) -> Self {
@@ -264,34 +264,34 @@ impl Arguments {
     pub fn new(
         rank: Rank,
         lowered: &Lowered,
-        counted: &Counted,
+        counted_layouts: &CountedLayouts,
         function: Function,
-        geometry: &Geometry,
-        cut: Cut,
+        arena_layout: &ArenaLayout,
+        cut: LaunchShape,
         memory: Memory<'_>,
     ) -> Result<Self, ProgramError> {
         let bytes = function.data.bytes();
         let partial = function.data.accumulator().bytes();
         let has_partials = partial > bytes && lowered.all.partials;
-        if has_partials && cut.lines {
-            return Err(ProgramError::PartialLines(function.data));
+        if has_partials && cut.ll {
+            return Err(ProgramError::PartialLl(function.data));
         }
         let widest = if has_partials { partial } else { bytes };
         let scratch_blocks = lowered.all.scratch;
-        let fifos = &geometry.fifos[usize::from(cut.lines)];
+        let fifos = &arena_layout.fifos[usize::from(cut.ll)];
         let granule = GRANULE / bytes;
         // Direct stores into outputs need no slots.
-        let has_slots = cut.lines || lowered.all.staged;
+        let has_slots = cut.ll || lowered.all.staged;
         let (slot, blocks) = match has_slots {
-            true => (geometry.most(cut.lines), fifos.blocks),
+            true => (arena_layout.max_slice_bytes(cut.ll), fifos.blocks),
             false => (u32::MAX, MAX_BLOCKS),
         };
-        let most = u64::from(cut.slice.min(slot)) / widest as u64;
-        let slice = most / granule as u64 * granule as u64;
+        let max_slice_bytes = u64::from(cut.slice.min(slot)) / widest as u64;
+        let slice = max_slice_bytes / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
         let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > geometry.scratch_len {
+        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > arena_layout.scratch_len {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,
@@ -304,9 +304,9 @@ impl Arguments {
         let mut words = Vec::with_capacity(MAX_WORDS);
         let encoder = Encoder {
             rank,
-            counted,
+            counted_layouts,
             scaled: function.op == Some(ReduceOp::PreMulSum),
-            lines: cut.lines,
+            ll: cut.ll,
         };
         words.resize(lowered.strands.len(), 0);
         for (index, strand) in lowered.strands.iter().enumerate() {
@@ -327,12 +327,12 @@ impl Arguments {
             stop: memory.stop,
             arenas: addresses(memory.arenas),
             outputs: memory.outputs.map_or([0; MAX_PEERS], addresses),
-            flags: geometry.flags,
-            counts: geometry.counts,
+            flags: arena_layout.flags,
+            counts: arena_layout.counts,
             fifos: fifos.at,
-            scratch: geometry.scratch,
+            scratch: arena_layout.scratch,
             slice,
-            longest: counted.longest,
+            longest: counted_layouts.longest,
             scalar: function.scalar,
             rank: rank.0,
             ranks: ranks as u32,
@@ -354,10 +354,10 @@ impl Arguments {
 /// Encodes one rank's program.
 struct Encoder<'a> {
     rank: Rank,
-    counted: &'a Counted,
+    counted_layouts: &'a CountedLayouts,
     /// Whether input is scaled when it is read.
     scaled: bool,
-    lines: bool,
+    ll: bool,
 }
 
 impl Encoder<'_> {
@@ -386,8 +386,8 @@ impl Encoder<'_> {
             }
             words.push(word);
         }
-        for together in all {
-            let groups: Vec<(bool, &Group)> = together
+        for can_group in all {
+            let groups: Vec<(bool, &Group)> = can_group
                 .iter()
                 .map(|(index, group)| (is_late(*index), *group))
                 .collect();
@@ -402,9 +402,9 @@ impl Encoder<'_> {
         words.push(0);
         let late = |late: bool, bit: u64| if late { bit } else { 0 };
         // LL lines carry their own flags.
-        let told = |word: &&Word| !(self.lines && matches!(word, Word::Staged { .. }));
+        let signaled = |word: &&Signal| !(self.ll && matches!(word, Signal::Staged { .. }));
         for (is_late, group) in groups {
-            for wait in group.waits.iter().filter(told) {
+            for wait in group.waits.iter().filter(signaled) {
                 words.push(self.word(*wait)? | late(*is_late, WORD_LATE));
             }
         }
@@ -426,18 +426,18 @@ impl Encoder<'_> {
         }
         let before = words.len();
         for (is_late, group) in groups {
-            for tell in group.tells.iter().filter(told) {
-                words.push(self.word(*tell)? | late(*is_late, WORD_LATE));
+            for signal in group.signals.iter().filter(signaled) {
+                words.push(self.word(*signal)? | late(*is_late, WORD_LATE));
             }
-            for tell in &group.last {
-                words.push(self.word(*tell)? | LAST | late(*is_late, WORD_LATE));
+            for signal in &group.last_signals {
+                words.push(self.word(*signal)? | LAST | late(*is_late, WORD_LATE));
             }
         }
-        let tells = words.len() - before;
+        let signals = words.len() - before;
         words[start] = self.fit(waits, 8)?
             | self.fit(bodies().count(), 5)? << 8
             | self.fit(first, 7)? << 16
-            | self.fit(tells, 8)? << 24
+            | self.fit(signals, 8)? << 24
             | self.fit(words.len() - start, 16)? << 32
             | groups.iter().fold(0, |bits, (is_late, _)| {
                 bits | if *is_late { GROUP_LATE } else { GROUP_EARLY }
@@ -445,22 +445,22 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    fn word(&self, word: Word) -> Result<u64, ProgramError> {
+    fn word(&self, word: Signal) -> Result<u64, ProgramError> {
         let (kind, peer, number) = match word {
-            Word::Direct { peer, message } => (0, peer, message),
-            Word::Staged { peer, message } => (1, peer, message),
-            Word::Credit { peer, staged } => (2, peer, staged),
-            Word::Ready { peer } => (3, peer, 0),
+            Signal::Direct { peer, message } => (0, peer, message),
+            Signal::Staged { peer, message } => (1, peer, message),
+            Signal::Credit { peer, staged } => (2, peer, staged),
+            Signal::Ready { peer } => (3, peer, 0),
         };
         Ok(kind | self.fit(peer.index(), 6)? << 8 | self.fit(number as usize, 16)? << 16)
     }
 
     fn body(&self, body: &Body, first: usize) -> Result<u64, ProgramError> {
         let elements = match body.data {
-            NOTHING => 0,
-            data => self.counted.layout.longest(data),
+            NO_DATA => 0,
+            data => self.counted_layouts.layout.longest(data),
         };
-        let is_input = |operand: &Operand| matches!(operand.at, At::Input(_));
+        let is_input = |operand: &Operand| matches!(operand.at, Location::Input(_));
         let (reduces, whole) = match body.work {
             Work::Reduce { whole } => (true, whole),
             // To be scaled, a move is encoded as a reduction of one source.
@@ -480,14 +480,14 @@ impl Encoder<'_> {
     }
 
     fn operand(&self, operand: Operand, body: usize) -> Result<u64, ProgramError> {
-        let run = |place, block| self.counted.layout.run(place, block, 1, 0).offset;
+        let run = |place, block| self.counted_layouts.layout.run(place, block, 1, 0).offset;
         let (kind, peer, number, offset) = match operand.at {
-            At::Input(block) => (0, Rank(0), 0, run(Place::Input, block)),
-            At::Output(block) => (1, Rank(0), 0, run(Place::Output, block)),
-            At::Scratch(block) => (2, Rank(0), 0, u64::from(block)),
-            At::Received(from, message) => (3, from, message, 0),
-            At::TheirOutput(to, block) => (4, to, 0, run(Place::Output, block)),
-            At::TheirSlot(to, message) => (5, to, message, 0),
+            Location::Input(block) => (0, Rank(0), 0, run(Place::Input, block)),
+            Location::Output(block) => (1, Rank(0), 0, run(Place::Output, block)),
+            Location::Scratch(block) => (2, Rank(0), 0, u64::from(block)),
+            Location::Received(from, message) => (3, from, message, 0),
+            Location::TheirOutput(to, block) => (4, to, 0, run(Place::Output, block)),
+            Location::TheirSlot(to, message) => (5, to, message, 0),
         };
         Ok(self.fit(offset as usize, 40)?
             | self.fit(body, 5)? << 40

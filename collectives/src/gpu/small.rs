@@ -26,12 +26,12 @@ const DEPTH: u64 = 4;
 /// Bytes of a block's state: the kernel's `State`.
 const STATE: u64 = 128;
 /// Data bytes of an LL line, and its bytes in a slot.
-const LINE: u32 = 8;
-const LINE_LEN: u32 = 16;
+const LL_DATA_BYTES: u32 = 8;
+const LL_LINE_BYTES: u32 = 16;
 
 /// The kernels' layout of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Slots {
+pub struct SlotLayout {
     states: u64,
     slots: u64,
     len: u32,
@@ -39,7 +39,7 @@ pub struct Slots {
 
 /// The launch shape of an operation, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct LaunchShape {
     /// Thread blocks.
     blocks: u32,
     /// Threads per block.
@@ -56,7 +56,7 @@ pub struct SmallExecutor {
     kernels: CollectiveKernels,
     /// Loaded kernels, by number.
     loaded: [OnceLock<Kernel>; DataType::ALL.len() + 1],
-    slots: Slots,
+    slots: SlotLayout,
     rank: Rank,
     arenas: Vec<u64>,
     stop: u64,
@@ -97,7 +97,7 @@ struct Arguments {
     sends: u32,
     gets: u32,
     forwards: u32,
-    hears_all: u32,
+    receives_from_all: u32,
     slot_bytes: u32,
     share: u32,
     part: u32,
@@ -125,7 +125,7 @@ struct Pattern {
     parts: (bool, bool),
 }
 
-impl Slots {
+impl SlotLayout {
     /// The layout for arenas with these areas, among `ranks` ranks.
     #[must_use]
     pub fn new(areas: &Areas, ranks: u32) -> Self {
@@ -147,7 +147,7 @@ impl Slots {
     }
 }
 
-impl Cut {
+impl LaunchShape {
     /// For messages of `bytes` bytes in an area of `area` bytes
     /// ([`Sizes::small`](super::Sizes::small)). An all-reduce, or a broadcast to more than one
     /// rank, may take two steps if there is enough data to divide. `None` if the messages are too
@@ -161,7 +161,7 @@ impl Cut {
         };
         // One line per thread while there are enough blocks; smaller blocks start sooner, and have
         // shorter slots.
-        let lines = bytes.div_ceil(u64::from(LINE * parts.max(1)));
+        let lines = bytes.div_ceil(u64::from(LL_DATA_BYTES * parts.max(1)));
         let most: &[u32] = match lines {
             0..=0x1000 => &[128],
             0x1001..=0x4000 => &[256, 128],
@@ -178,7 +178,7 @@ impl Cut {
             return None;
         }
         // An empty message takes one line, too.
-        let lines = u32::try_from(bytes.div_ceil(LINE.into()).max(1)).ok()?;
+        let lines = u32::try_from(bytes.div_ceil(LL_DATA_BYTES.into()).max(1)).ok()?;
         let two_steps = parts > 1;
         let each = lines.div_ceil(parts.max(1));
         let threads = each.checked_next_multiple_of(32)?.min(most_threads);
@@ -189,8 +189,8 @@ impl Cut {
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
             return Self::with(ranks, bytes, area, 1, most_threads);
         }
-        let needed = u64::from(share) * u64::from(LINE_LEN) * if two_steps { 2 } else { 1 };
-        (needed <= Slots::len(area, ranks).into()).then_some(Self {
+        let needed = u64::from(share) * u64::from(LL_LINE_BYTES) * if two_steps { 2 } else { 1 };
+        (needed <= SlotLayout::len(area, ranks).into()).then_some(Self {
             blocks,
             threads,
             share,
@@ -269,7 +269,7 @@ impl SmallExecutor {
         Self {
             kernels,
             loaded: [const { OnceLock::new() }; _],
-            slots: Slots::new(areas, arenas.len() as u32),
+            slots: SlotLayout::new(areas, arenas.len() as u32),
             rank,
             arenas,
             stop,
@@ -324,7 +324,7 @@ impl SmallExecutor {
         stream: &Stream,
         operation: &Operation,
         function: Function,
-        cut: Cut,
+        cut: LaunchShape,
         uses: &[Span<'_>],
     ) -> Result<(), GpuError> {
         let op = function.op.filter(|_| operation.collective.reduces());
@@ -338,17 +338,21 @@ impl SmallExecutor {
         Ok(())
     }
 
-    fn arguments(&self, operation: &Operation, function: Function, cut: Cut) -> Arguments {
+    fn arguments(&self, operation: &Operation, function: Function, cut: LaunchShape) -> Arguments {
         let ranks = self.arenas.len() as u32;
         let two_steps = cut.part != 0;
         let mut pattern = Pattern::new(operation.collective, self.rank, ranks, operation.root, two_steps);
         // A barrier has a count of 0.
         let bytes = operation.count * function.data.bytes() as u64;
-        let each = if two_steps { u64::from(cut.part * LINE) } else { bytes };
+        let each = if two_steps {
+            u64::from(cut.part * LL_DATA_BYTES)
+        } else {
+            bytes
+        };
         let step = |is_parted: bool| if is_parted { each } else { 0 };
         let (input_step, output_step) = (step(pattern.parts.0), step(pattern.parts.1));
         let others = ((1u64 << ranks) - 1) as u32 & !(1 << self.rank.0);
-        let hears_all = (pattern.gets | pattern.forwards) & others == others;
+        let receives_from_all = (pattern.gets | pattern.forwards) & others == others;
         // Data already at its destination is not copied. The root of a two-step broadcast copies
         // its data while it sends it.
         let own = |step: u64| u64::from(self.rank.0) * step;
@@ -382,7 +386,7 @@ impl SmallExecutor {
             sends: pattern.sends,
             gets: pattern.gets,
             forwards: pattern.forwards,
-            hears_all: hears_all.into(),
+            receives_from_all: receives_from_all.into(),
             slot_bytes: self.slots.len,
             share: cut.share,
             part: cut.part,
@@ -401,7 +405,7 @@ mod tests {
     const AREA: usize = 32 << 20;
 
     #[test]
-    fn cuts_have_every_line_once_and_fit_their_slots() {
+    fn launch_shapes_cover_every_line_once_and_fit_slots() {
         let mut parted = 0;
         for ranks in 1..=16 {
             for bytes in (0..4096).chain([65_536, 65_537, 131_000, 262_144, 524_287]) {
@@ -410,11 +414,11 @@ mod tests {
                     (Collective::AllReduce, ranks),
                     (Collective::Broadcast, ranks - 1),
                 ] {
-                    let Some(cut) = Cut::new(collective, ranks, bytes, AREA, true) else {
+                    let Some(cut) = LaunchShape::new(collective, ranks, bytes, AREA, true) else {
                         assert!(bytes > 200_000, "{bytes} bytes among {ranks}");
                         continue;
                     };
-                    let lines = (bytes as u32).div_ceil(LINE).max(1);
+                    let lines = (bytes as u32).div_ceil(LL_DATA_BYTES).max(1);
                     let (each, last) = match cut.part {
                         0 => (lines, lines),
                         part => (part, lines - (parts - 1) * part),
@@ -422,21 +426,21 @@ mod tests {
                     assert!(cut.blocks <= MAX_BLOCKS && cut.blocks * cut.share >= each && last <= each);
                     assert!((cut.blocks - 1) * cut.share < last, "a block without lines: {cut:?}");
                     let steps = if cut.part == 0 { 1 } else { 2 };
-                    assert!(cut.share * LINE_LEN * steps <= Slots::len(AREA, ranks));
+                    assert!(cut.share * LL_LINE_BYTES * steps <= SlotLayout::len(AREA, ranks));
                     assert!(cut.threads.is_multiple_of(32) && cut.threads <= 512);
                     parted += u32::from(cut.part != 0);
                 }
             }
         }
         assert!(parted > 1000, "{parted} in two steps");
-        let cut = |bytes, area| Cut::new(Collective::AllGather, 2, bytes, area, false);
+        let cut = |bytes, area| LaunchShape::new(Collective::AllGather, 2, bytes, area, false);
         assert_eq!(cut(1 << 30, AREA), None);
         assert_eq!(cut(1 << 40, AREA), None);
         assert_eq!(cut(8, 0), None, "an area for nothing");
     }
 
     #[test]
-    fn who_sends_is_who_is_heard() {
+    fn sends_match_receives_in_the_pattern() {
         for &collective in Collective::ALL {
             for ranks in 1..=8 {
                 for two_steps in [false, true] {

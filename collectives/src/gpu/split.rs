@@ -14,13 +14,13 @@ use super::error::GpuError;
 use crate::algorithm::Algorithm;
 
 /// A side stream, forked from the caller's and joined again.
-pub(super) struct Beside {
+pub(super) struct SideStream {
     stream: Stream,
     began: Event,
     ended: Event,
 }
 
-impl Beside {
+impl SideStream {
     pub(super) fn new(context: &Context) -> Result<Self, GpuError> {
         Ok(Self {
             stream: Stream::new(context)?,

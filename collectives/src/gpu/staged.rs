@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use doorbell_cuda::{Context, HostMemory, Memory, Stream, Until};
+use doorbell_cuda::{Context, HostMemory, Memory, Stream, WaitCondition};
 
 use super::call::GpuCall;
 use super::error::GpuError;
@@ -22,15 +22,15 @@ use crate::reference::Case;
 use crate::types::{DataType, Rank};
 
 /// Offset of the word that counts operations reached by streams.
-const HERE: usize = 0;
+const REACHED: usize = 0;
 /// Offset of the word that counts operations done.
 const DONE: usize = 64;
 /// Bytes of the words.
 const WORDS: usize = 128;
 /// Polls of a word before sleeping.
-const EAGER: u32 = 4096;
+const SPIN_POLLS: u32 = 4096;
 /// The interval between later polls.
-const PAUSE: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Host memory accessible to both the communicator's RDMA devices and the GPU.
 #[derive(Clone)]
@@ -67,7 +67,7 @@ struct Job {
 }
 
 /// State shared by the caller's thread and the host thread.
-struct Shared {
+struct StagedState {
     words: HostMemory,
     error: Mutex<Option<CollectiveError>>,
 }
@@ -76,7 +76,7 @@ struct Shared {
 pub(super) struct Staged {
     comm: Arc<Communicator>,
     context: Context,
-    shared: Arc<Shared>,
+    shared: Arc<StagedState>,
     /// Initialized by the first operation.
     inner: Mutex<Inner>,
 }
@@ -94,7 +94,7 @@ impl Staged {
         Ok(Self {
             comm: Arc::clone(comm),
             context: context.clone(),
-            shared: Arc::new(Shared {
+            shared: Arc::new(StagedState {
                 words: HostMemory::alloc(context, WORDS)?,
                 error: Mutex::default(),
             }),
@@ -136,7 +136,7 @@ impl Staged {
         if let (Some(buffer), Some(span)) = (&input, call.input) {
             stream.copy(buffer.pinned.span(..gives)?, span.span(..gives)?)?;
         }
-        stream.write_value32(self.shared.words.span(HERE..HERE + 4)?, number)?;
+        stream.write_value32(self.shared.words.span(REACHED..REACHED + 4)?, number)?;
         inner.number = number;
         let job = Job {
             number,
@@ -150,7 +150,7 @@ impl Staged {
         };
         // The thread ends only after the sender has been dropped.
         let _ = jobs.send(job);
-        stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, Until::AtLeast(number))?;
+        stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, WaitCondition::AtLeast(number))?;
         if let (Some(buffer), Some(span)) = (&output, call.output) {
             stream.copy(span.span(..gets)?, buffer.pinned.span(..gets)?)?;
         }
@@ -185,17 +185,17 @@ impl Drop for Staged {
 
 /// Performs the host's part of operations in order, until the sender is dropped. After a failure of
 /// the group, jobs complete without waiting.
-fn serve(comm: &Communicator, shared: &Shared, jobs: &Receiver<Job>) {
-    let (Ok(here), Ok(done)) = (shared.words.atomic_u32(HERE), shared.words.atomic_u32(DONE)) else {
+fn serve(comm: &Communicator, shared: &StagedState, jobs: &Receiver<Job>) {
+    let (Ok(here), Ok(done)) = (shared.words.atomic_u32(REACHED), shared.words.atomic_u32(DONE)) else {
         return;
     };
     for job in jobs {
-        let mut looks = 0;
+        let mut polls = 0;
         let has_come = || here.load(Ordering::Acquire).wrapping_sub(job.number).cast_signed() >= 0;
         while !has_come() && !comm.has_failed() {
-            looks += 1;
-            if looks > EAGER {
-                thread::sleep(PAUSE);
+            polls += 1;
+            if polls > SPIN_POLLS {
+                thread::sleep(POLL_INTERVAL);
             } else {
                 core::hint::spin_loop();
             }

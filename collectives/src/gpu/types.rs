@@ -24,10 +24,10 @@ pub(super) const fn data(data: DataType) -> reduce::DataType {
     }
 }
 
-pub(super) const fn form(form: Form) -> reduce::Form {
+pub(super) const fn form(form: Form) -> reduce::OperandKind {
     match form {
-        Form::Element => reduce::Form::Element,
-        Form::Partial => reduce::Form::Partial,
+        Form::Element => reduce::OperandKind::Element,
+        Form::Partial => reduce::OperandKind::Partial,
     }
 }
 

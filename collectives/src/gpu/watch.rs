@@ -20,14 +20,14 @@ use super::peers::Peers;
 use crate::communicator::Communicator;
 
 /// The poll interval.
-const PAUSE: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The time limit for enqueued work to complete once no wait remains.
-const END: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of tracked operations: the last one covers those in between.
-const REMEMBERED: usize = 64;
+const MAX_TRACKED: usize = 64;
 
 /// Watches a communicator until dropped.
-pub(super) struct Watcher {
+pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -35,10 +35,10 @@ pub(super) struct Watcher {
 struct Shared {
     /// Events at the ends of operations, with their deadlines.
     pending: Mutex<VecDeque<(Event, Instant)>>,
-    over: AtomicBool,
+    stop_requested: AtomicBool,
 }
 
-impl Watcher {
+impl Watchdog {
     pub(super) fn new(
         comm: &Arc<Communicator>,
         context: &Context,
@@ -46,7 +46,7 @@ impl Watcher {
     ) -> Result<Self, GpuError> {
         let shared = Arc::new(Shared {
             pending: Mutex::default(),
-            over: AtomicBool::new(false),
+            stop_requested: AtomicBool::new(false),
         });
         // Higher priority than the waiting streams, in case both share a hardware queue.
         let stream = Stream::with_priority(context, -1)?;
@@ -62,9 +62,9 @@ impl Watcher {
     }
 
     /// Tracks an operation with its deadline.
-    pub(super) fn expect(&self, end: Event, until: Instant) {
+    pub(super) fn watch(&self, end: Event, until: Instant) {
         let mut pending = self.shared.pending();
-        if pending.len() >= REMEMBERED {
+        if pending.len() >= MAX_TRACKED {
             pending.pop_back();
         }
         pending.push_back((end, until));
@@ -76,7 +76,7 @@ impl Watcher {
     }
 
     fn stop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
+        self.shared.stop_requested.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // It does not panic.
@@ -85,7 +85,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop();
     }
@@ -110,14 +110,14 @@ impl Shared {
         let mut end = None;
         loop {
             let first = self.first();
-            if self.over.load(Ordering::Relaxed) {
-                let end = *end.get_or_insert_with(|| Instant::now() + END.max(comm.options().deadline));
+            if self.stop_requested.load(Ordering::Relaxed) {
+                let end = *end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT.max(comm.options().deadline));
                 if first.is_none() || Instant::now() >= end {
                     return;
                 }
             }
             if comm.has_failed() {
-                if let Err(error) = peers.map_or(Ok(()), |peers| release(peers, stream)) {
+                if let Err(error) = peers.map_or(Ok(()), |peers| release_waits(peers, stream)) {
                     tracing::warn!("what waits in streams for a rank that is gone cannot be let go on: {error}");
                     return;
                 }
@@ -127,13 +127,13 @@ impl Shared {
                     "an operation in a stream has not finished within {deadline:?}"
                 ));
             }
-            thread::park_timeout(PAUSE);
+            thread::park_timeout(POLL_INTERVAL);
         }
     }
 }
 
 /// Writes all words that this rank's work may wait for.
-fn release(peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
+fn release_waits(peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
     peers.control().atomic_u32(0)?.store(1, Ordering::Release);
     let words = peers.areas().words.clone();
     stream.fill(peers.arenas().of(peers.rank()).span(words)?, 0xff)?;

@@ -30,18 +30,18 @@ impl fmt::Display for Failure {
 #[non_exhaustive]
 pub enum Error {
     /// Device memory or pinned host memory is exhausted.
-    #[error("{0}: free memory of this GPU (see nvidia-smi for who has it) or ask for less")]
+    #[error("{0}: free memory of this GPU (nvidia-smi lists its users) or request less")]
     OutOfMemory(Failure),
     /// There is no peer access between the devices.
     #[error("{0}: these GPUs cannot reach each other's memory; copy through host memory instead")]
     NoPeerAccess(Failure),
     /// The device or the driver does not support it.
-    #[error("{0}: this GPU, or its driver, does not have it")]
+    #[error("{0}: not supported by this GPU or its driver")]
     NotSupported(Failure),
     /// A sticky error: the context is unusable, because an earlier kernel or copy made an invalid
     /// access or the device failed. All later calls in this process return it.
     #[error(
-        "{0}: work done earlier on this GPU has failed and left it unusable for this process; start the process anew (compute-sanitizer finds the work)"
+        "{0}: work done earlier on this GPU has failed and left it unusable for this process; restart the process (compute-sanitizer finds the cause)"
     )]
     Lost(Failure),
     /// Any other driver error.
@@ -87,7 +87,7 @@ pub enum Error {
         len: usize,
     },
     /// The source and target of a copy have different lengths.
-    #[error("a copy of {from} bytes into {into}: both ends must be equally long")]
+    #[error("a copy of {from} bytes into {into}: the lengths must be equal")]
     Lengths {
         /// The length of the source.
         from: usize,
@@ -101,7 +101,7 @@ pub enum Error {
         bytes: usize,
     },
     /// A word's offset is not aligned.
-    #[error("an offset of {offset} where a word of {word} bytes is meant: it must be a multiple of {word}")]
+    #[error("offset {offset} of a word of {word} bytes: it must be a multiple of {word}")]
     Misaligned {
         /// The requested offset.
         offset: usize,
@@ -109,50 +109,46 @@ pub enum Error {
         word: usize,
     },
     /// An allocation of zero bytes.
-    #[error("memory of no bytes was asked for")]
+    #[error("an allocation of 0 bytes")]
     Empty,
     /// The operation requires the only handle of the memory.
     #[error("the memory has other handles, or a graph uses it: its bytes can be borrowed only by the last handle")]
     Shared,
     /// Memory to be shared as one allocation spans several mappings.
     #[error(
-        "memory of {len} bytes that lies in several mappings, of which the first has {first} of them: one can be shared (with PyTorch, leave expandable_segments off)"
+        "memory of {len} bytes in several mappings, the first of {first} bytes: only memory in one mapping can be shared (with PyTorch, leave expandable_segments off)"
     )]
-    Scattered {
+    MultipleMappings {
         /// Bytes of the memory.
         len: usize,
         /// How many of them are in the first mapping.
         first: usize,
     },
     /// Another process's memory that was dropped here while work used it, and is not closed yet.
-    #[error(
-        "another process's memory is still used by work of a time that it was open here before: wait for that first"
-    )]
+    #[error("another process's memory is still used by work from an earlier opening: wait for that work first")]
     StillOpen,
     /// The elapsed time of events created without timing.
-    #[error("an event that knows no time: make both by Event::timed")]
+    #[error("an event without timing: create both with Event::timed")]
     Untimed,
     /// A wait for an event recorded in a capture, by a stream outside that capture.
-    #[error(
-        "an event that was recorded in the capture of a graph: only streams that are named to that capture can wait for it"
-    )]
+    #[error("an event recorded in a capture: only streams of that capture can wait for it")]
     Captured,
     /// A wait for another process's event by a stream of another device: driver 580.159 crashes on
     /// it.
     #[error(
-        "another process's event of GPU {event}, where a stream of GPU {stream} was to wait for it: have a stream of GPU {event} wait, record an event of this process behind it, and wait for that"
+        "a stream of GPU {stream} cannot wait for another process's event of GPU {event}: let a stream of GPU {event} wait, record an event of this process behind it, and wait for that"
     )]
-    Foreign {
+    ForeignEvent {
         /// The event's device.
         event: usize,
         /// The stream's.
         stream: usize,
     },
     /// The stream is already being captured.
-    #[error("a stream that is being captured already: it can be in one capture at a time")]
+    #[error("the stream is already being captured: it can be in one capture at a time")]
     Capturing,
     /// The driver returned an invalid file descriptor.
-    #[error("{call} gave the file descriptor {fd}, which is none")]
+    #[error("{call} returned the invalid file descriptor {fd}")]
     NoDescriptor {
         /// The function of the driver API.
         call: &'static str,
@@ -160,10 +156,10 @@ pub enum Error {
         fd: i32,
     },
     /// A name with an embedded NUL.
-    #[error("{0:?} has a NUL in it, which no name or text for the driver may have")]
+    #[error("{0:?} contains a NUL, which names and texts for the driver may not")]
     Nul(String),
     /// Too many kernel arguments.
-    #[error("a launch with {0} arguments: at most {max} are passed", max = crate::module::MAX_ARGUMENTS)]
+    #[error("a launch with {0} arguments: the maximum is {max}", max = crate::module::MAX_ARGUMENTS)]
     Arguments(usize),
 }
 

@@ -86,7 +86,7 @@ impl Event {
     }
 
     /// Opens another process's event; never one of this process. `context` must be of the device it
-    /// was created on; only that device's streams can wait for it ([`Error::Foreign`]).
+    /// was created on; only that device's streams can wait for it ([`Error::ForeignEvent`]).
     ///
     /// # Errors
     /// The driver's error.

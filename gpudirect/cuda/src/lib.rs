@@ -68,10 +68,10 @@ pub use driver::{Absent, Driver};
 pub use error::{Error, Failure};
 pub use event::{Event, EventHandle};
 pub use graph::{CaptureMode, Graph, GraphExec};
-pub use memop::Until;
+pub use memop::WaitCondition;
 pub use memory::{
-    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, Foreign, Handle, HostMemory, IpcHandle, Memory, MemoryType,
-    Part, PointerInfo, Shareable, Shared, Span,
+    DeviceMemory, DeviceMemoryOptions, DevicePtr, DmaBuf, ExportedRange, Foreign, HostMemory, IpcHandle, Memory,
+    MemoryHandle, MemoryType, OwnedSpan, PointerInfo, Shareable, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
 pub use small::{SmallCopies, SmallSource};

@@ -10,7 +10,7 @@ use crate::sys;
 
 /// The condition that ends a wait: `CUstreamWaitValue_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Until<T> {
+pub enum WaitCondition<T> {
     /// The word is at least the value, compared by the signed difference, so counters may wrap.
     AtLeast(T),
     /// The word equals the value.
@@ -19,7 +19,7 @@ pub enum Until<T> {
     AnyBit(T),
 }
 
-impl<T: Copy> Until<T> {
+impl<T: Copy> WaitCondition<T> {
     fn parts(self) -> (T, c_uint) {
         match self {
             Self::AtLeast(value) => (value, sys::WAIT_AT_LEAST),
@@ -70,7 +70,7 @@ impl Stream {
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
     /// driver's error.
-    pub fn wait_value32(&self, word: Span<'_>, until: Until<u32>) -> Result<(), Error> {
+    pub fn wait_value32(&self, word: Span<'_>, until: WaitCondition<u32>) -> Result<(), Error> {
         let word = first(word, 4)?;
         let Some(wait) = self.driver().table().stream_wait_value32 else {
             return Err(self.driver().missing("cuStreamWaitValue32_v2"));
@@ -86,7 +86,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::wait_value32`]; [`Error::NotSupported`] if the device supports only 32 bits.
-    pub fn wait_value64(&self, word: Span<'_>, until: Until<u64>) -> Result<(), Error> {
+    pub fn wait_value64(&self, word: Span<'_>, until: WaitCondition<u64>) -> Result<(), Error> {
         let word = first(word, 8)?;
         let Some(wait) = self.driver().table().stream_wait_value64 else {
             return Err(self.driver().missing("cuStreamWaitValue64_v2"));

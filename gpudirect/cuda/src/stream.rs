@@ -154,7 +154,7 @@ impl Stream {
     /// error.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         if event.is_opened() && event.context() != &self.0.context {
-            return Err(Error::Foreign {
+            return Err(Error::ForeignEvent {
                 event: event.context().device().ordinal(),
                 stream: self.0.context.device().ordinal(),
             });

@@ -67,7 +67,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn neighbours_are_put_together() {
+    fn adjacent_free_ranges_merge() {
         let mut heap = Allocator::new(4 * ALIGN);
         let all: Vec<_> = (0..4).map(|_| heap.alloc(ALIGN).unwrap()).collect();
         assert_eq!(heap.alloc(1), None);
@@ -83,7 +83,7 @@ mod tests {
         /// Allocations never overlap, two heaps agree, and the free ranges merge into one in the
         /// end.
         #[test]
-        fn calls_decide_alone(calls in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
+        fn allocation_is_deterministic(calls in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
             const LEN: u64 = 64 << 10;
             let (mut one, mut other) = (Allocator::new(LEN), Allocator::new(LEN));
             let mut allocated: Vec<(u64, u64)> = Vec::new();

@@ -8,7 +8,7 @@ use doorbell_verbs::{All, CompletionQueue, Context, Endpoint, PreparedQueuePair,
 
 use super::allocator::Allocator;
 use super::region::{Region, Registered, host_words};
-use super::{BARRIER_SIGNALS, Exchange, HeapError, Shared, SymmetricHeap};
+use super::{BARRIER_SIGNALS, Exchange, HeapError, HeapState, SymmetricHeap};
 use crate::proxy::{Connections, IdlePolicy, PeerMemory, Proxy, Queue};
 use crate::words::{SharedWords, WORD};
 
@@ -173,7 +173,7 @@ impl<'a> HeapBuilder<'a> {
             allocator: Allocator::new(data.len()),
             next_signal: BARRIER_SIGNALS,
             epoch: 0,
-            shared: Arc::new(Shared {
+            shared: Arc::new(HeapState {
                 proxy,
                 data,
                 signals,

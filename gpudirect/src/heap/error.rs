@@ -6,7 +6,7 @@ use doorbell_cuda::Error as CudaError;
 use doorbell_verbs::{CompletionQueueError, DeviceError, MemoryError, QueuePairError};
 
 use crate::Flush;
-use crate::proxy::{Failed, ProxyError};
+use crate::proxy::{ProxyError, RequestFailure};
 
 /// A failed operation on a symmetric heap.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum HeapError {
         whole: u64,
     },
     /// Source and target of a put have different lengths.
-    #[error("{here} bytes here and {there} on the peer: both must be equally long")]
+    #[error("{here} local bytes and {there} on the peer: the lengths must be equal")]
     Lengths {
         /// The local length.
         here: u64,
@@ -39,7 +39,9 @@ pub enum HeapError {
         ranks: u32,
     },
     /// The heap has no free range of this length.
-    #[error("{len} bytes of a heap that has {longest} in one piece: make it larger on every rank")]
+    #[error(
+        "cannot allocate {len} bytes: the longest free range of the heap is {longest}; make it larger on every rank"
+    )]
     Full {
         /// The requested bytes.
         len: u64,
@@ -47,19 +49,19 @@ pub enum HeapError {
         longest: u64,
     },
     /// A free of a range that is not an allocation, or was already freed.
-    #[error("nothing was allocated at {offset}: give back what alloc has given, once")]
+    #[error("nothing is allocated at {offset}: free each range of alloc once")]
     NotAllocated {
         /// The offset.
         offset: u64,
     },
     /// All signals are allocated.
-    #[error("all {all} signals of the heap are taken: make it with more")]
+    #[error("all {all} signals of the heap are allocated: build it with more")]
     NoSignal {
         /// The number of signals.
         all: u64,
     },
     /// A wait timed out.
-    #[error("waited {after:?} for {what}: is every rank alive, and does each the same in the same order?")]
+    #[error("waited {after:?} for {what}: is every rank alive, and does each make the same calls in the same order?")]
     Timeout {
         /// The awaited condition.
         what: String,
@@ -67,11 +69,11 @@ pub enum HeapError {
         after: Duration,
     },
     /// The part is in GPU memory, which the host cannot access.
-    #[error("this part of the heap lies in a GPU's memory: copy by a stream (SymmetricHeap::span)")]
+    #[error("this part of the heap is in GPU memory: copy it on a stream (SymmetricHeap::span)")]
     OnGpu,
     /// The GPU memory could only be registered through a staging buffer, which kernels do not see.
     #[error(
-        "no adapter reaches this GPU's memory, so a heap there would need copies ({refused}): have it in the host's memory by pinned()"
+        "no adapter has access to this GPU's memory, so a heap there would need copies ({refused}): use host memory with pinned()"
     )]
     Staged {
         /// The better paths with the reason each failed.
@@ -79,7 +81,7 @@ pub enum HeapError {
     },
     /// Kernels could see a signal before the data put ahead of it.
     #[error(
-        "this GPU sees an adapter's writes only after a flush ({flush}), and kernels that wait for signals have none: have the heap in the host's memory by pinned()"
+        "this GPU sees an adapter's writes only after a flush ({flush}), and kernels that wait for signals do not flush: use host memory with pinned()"
     )]
     Unordered {
         /// The required flush.
@@ -89,19 +91,19 @@ pub enum HeapError {
     #[error(transparent)]
     Register(#[from] Box<crate::Error>),
     /// The operation requires a GPU, and the heap was built without one.
-    #[error("the heap was made without a GPU: make it by gpu() or pinned()")]
+    #[error("the heap was built without a GPU: build it with gpu() or pinned()")]
     NoGpu,
     /// The stream is being captured.
     #[error(
-        "the stream is being captured: what a graph asks for must be asked for anew each time it runs, so launch a kernel that puts, or use a RepeatedPost"
+        "the stream is being captured: a graph's requests must be submitted again at each launch, so launch a kernel that puts, or use a RepeatedPost"
     )]
     Capturing,
     /// An earlier stream-ordered put could not be enqueued.
-    #[error("the stream has refused an earlier put: make another HeapStream")]
+    #[error("an earlier put could not be enqueued on the stream: create another HeapStream")]
     Broken,
     /// The ranks' parts differ in size.
     #[error(
-        "rank {peer} has {theirs} bytes of heap and {their_signals} signals, this rank {here} and {signals}: make them alike on every rank"
+        "rank {peer} has {theirs} bytes of heap and {their_signals} signals, this rank {here} and {signals}: they must be equal on all ranks"
     )]
     SizeMismatch {
         /// The rank.
@@ -116,7 +118,7 @@ pub enum HeapError {
         signals: u64,
     },
     /// A rank sent a malformed message.
-    #[error("rank {peer} has sent what is no description of a heap ({what}): is it of the same version?")]
+    #[error("rank {peer} sent an invalid heap description ({what}): is it of the same version?")]
     InvalidMessage {
         /// The rank.
         peer: u32,
@@ -124,7 +126,7 @@ pub enum HeapError {
         what: String,
     },
     /// Another rank could not connect.
-    #[error("rank {peer} could not connect: its own error says why")]
+    #[error("rank {peer} could not connect: see its own error")]
     PeerFailed {
         /// The rank.
         peer: u32,
@@ -134,9 +136,9 @@ pub enum HeapError {
     Exchange(#[from] std::io::Error),
     /// A request failed.
     #[error(transparent)]
-    Failed(#[from] Failed),
+    Failed(#[from] RequestFailure),
     /// The proxy thread could not be started.
-    #[error("the heap's thread cannot be started: {0}")]
+    #[error("the heap's proxy thread cannot be started: {0}")]
     Thread(#[source] std::io::Error),
     /// From the CUDA driver.
     #[error(transparent)]

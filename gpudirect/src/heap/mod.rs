@@ -103,7 +103,7 @@ impl SymmetricRange {
 
     /// Its length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks of a range of none")]
+    #[expect(clippy::len_without_is_empty, reason = "empty ranges are not useful")]
     pub fn len(self) -> u64 {
         self.len
     }
@@ -112,7 +112,7 @@ impl SymmetricRange {
     ///
     /// # Errors
     /// [`HeapError::Range`] if they exceed it.
-    pub fn part(self, offset: u64, len: u64) -> Result<Self, HeapError> {
+    pub fn slice(self, offset: u64, len: u64) -> Result<Self, HeapError> {
         if offset > self.len || len > self.len - offset {
             return Err(HeapError::Range {
                 offset,
@@ -189,7 +189,7 @@ impl SymmetricHeap {
     pub fn alloc(&mut self, len: u64) -> Result<SymmetricRange, HeapError> {
         let at = self.allocator.alloc(len).ok_or_else(|| HeapError::Full {
             len,
-            longest_free: self.allocator.longest_free(),
+            longest: self.allocator.longest_free(),
         })?;
         Ok(SymmetricRange { at, len })
     }
@@ -357,7 +357,7 @@ impl SymmetricHeap {
         // been delivered. A failure of a peer that has already left is reported by later requests,
         // not by this barrier.
         match self.quiet(timeout) {
-            Err(HeapError::RequestFailure(_)) => Ok(()),
+            Err(HeapError::Failed(_)) => Ok(()),
             done => done,
         }
     }
@@ -368,7 +368,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`HeapError::Range`]; [`HeapError::OnGpu`] for a part in GPU memory.
     pub fn write_at(&mut self, into: SymmetricRange, offset: u64, bytes: &[u8]) -> Result<(), HeapError> {
-        let at = into.part(offset, bytes.len() as u64)?.at;
+        let at = into.slice(offset, bytes.len() as u64)?.at;
         self.shared
             .data
             .host()?
@@ -381,7 +381,7 @@ impl SymmetricHeap {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub fn read_at(&self, from: SymmetricRange, offset: u64, into: &mut [u8]) -> Result<(), HeapError> {
-        let at = from.part(offset, into.len() as u64)?.at;
+        let at = from.slice(offset, into.len() as u64)?.at;
         self.shared
             .data
             .host()?

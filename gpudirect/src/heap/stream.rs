@@ -8,7 +8,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use doorbell_cuda::{Stream, Until};
+use doorbell_cuda::{Stream, WaitCondition};
 
 use super::{HeapError, HeapState, Signal, SignalOp, SymmetricRange};
 use crate::proxy::{Backoff, COMPLETED, Descriptor, Operation, RELEASED, RequestFailure, Ring, SignalUpdate};
@@ -117,7 +117,7 @@ impl HeapStream {
     /// The CUDA driver's error.
     pub fn wait_signal(&mut self, signal: Signal, value: u64) -> Result<(), HeapError> {
         let word = self.shared.signals.span(signal.0 as usize).ok_or(HeapError::NoGpu)?;
-        Ok(self.stream.wait_value64(word, Until::AtLeast(value))?)
+        Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(value))?)
     }
 
     /// Makes later work of the stream wait until all requests submitted here are complete or
@@ -128,7 +128,7 @@ impl HeapStream {
     pub fn quiet(&mut self) -> Result<(), HeapError> {
         self.check()?;
         let word = self.ring.words.span(COMPLETED).ok_or(HeapError::NoGpu)?;
-        Ok(self.stream.wait_value64(word, Until::AtLeast(self.submitted))?)
+        Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(self.submitted))?)
     }
 
     /// A barrier of all ranks' streams; earlier requests in them are complete before later work of
@@ -196,7 +196,7 @@ impl fmt::Debug for HeapStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HeapStream")
             .field("stream", &self.stream)
-            .field("asked", &self.submitted)
+            .field("submitted", &self.submitted)
             .finish_non_exhaustive()
     }
 }

@@ -78,6 +78,6 @@ pub enum ProxyError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// The proxy thread could not be started.
-    #[error("the proxy's thread cannot be started: {0}")]
+    #[error("the proxy thread cannot be started: {0}")]
     Thread(#[source] std::io::Error),
 }

@@ -7,7 +7,7 @@ use super::Posted;
 
 /// The message of a failed post: from its work completion, or because it could not be posted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a post in a stream's order: {0}")]
+#[error("a stream-ordered post: {0}")]
 pub struct PostFailed(pub(super) String);
 
 /// A failed operation on a stream queue.
@@ -15,21 +15,19 @@ pub struct PostFailed(pub(super) String);
 #[non_exhaustive]
 pub enum StreamError {
     /// The queue pair does not signal all of its requests.
-    #[error("the queue pair does not complete each of its requests: make it by QueuePairBuilder::signal_all")]
+    #[error("the queue pair does not signal all of its requests: build it with QueuePairBuilder::signal_all")]
     NotSignalled,
     /// Too many pending posts.
-    #[error("256 posts are not over: wait for some of them first")]
+    #[error("256 posts are pending: wait for some of them first")]
     Full,
     /// The stream is being captured.
-    #[error(
-        "the stream is being captured: what a graph posts has to be posted each time it runs, by StreamQueue::repeated"
-    )]
+    #[error("the stream is being captured: a graph must post again at each launch, with StreamQueue::repeated")]
     Capturing,
     /// The queue's poster was dropped.
-    #[error("what posts for the queue has been dropped")]
+    #[error("the queue's poster has been dropped")]
     Gone,
     /// The post is not complete; it is returned.
-    #[error("the post is not over yet: does the stream that it waits for go on, and is the peer alive?")]
+    #[error("the post is not complete: does the stream that it waits for make progress, and is the peer alive?")]
     Timeout(Posted),
     /// A post failed.
     #[error(transparent)]

@@ -57,7 +57,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use doorbell_cuda::{Context, Event, Stream, Until};
+use doorbell_cuda::{Context, Event, Stream, WaitCondition};
 use doorbell_verbs::{Batch, Buffers, CompletionQueue, QueuePair};
 pub use error::{PostFailed, StreamError};
 use parking_lot::Mutex;
@@ -303,7 +303,7 @@ impl Posted {
             return Err(StreamError::Capturing);
         }
         let span = self.shared.words.span(COMPLETED).ok_or(StreamError::Gone)?;
-        Ok(stream.wait_value64(span, Until::AtLeast(self.ticket + 1))?)
+        Ok(stream.wait_value64(span, WaitCondition::AtLeast(self.ticket + 1))?)
     }
 
     /// Whether it is complete.

@@ -11,7 +11,7 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use doorbell_cuda::{Stream, Until};
+use doorbell_cuda::{Stream, WaitCondition};
 use doorbell_verbs::Batch;
 use parking_lot::Mutex;
 
@@ -120,7 +120,7 @@ impl RepeatedPost {
     /// The driver's error.
     pub fn enqueue_post(&self, stream: &Stream) -> Result<(), StreamError> {
         let armed = self.words.span(ARMED).ok_or(StreamError::Gone)?;
-        stream.wait_value64(armed, Until::Equal(0))?;
+        stream.wait_value64(armed, WaitCondition::Equal(0))?;
         Ok(stream.write_value64(armed, 1)?)
     }
 
@@ -132,8 +132,8 @@ impl RepeatedPost {
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         let (armed, done) = (self.words.span(ARMED), self.words.span(COMPLETED));
         let (armed, done) = armed.zip(done).ok_or(StreamError::Gone)?;
-        stream.wait_value64(armed, Until::Equal(0))?;
-        Ok(stream.wait_value64(done, Until::Equal(1))?)
+        stream.wait_value64(armed, WaitCondition::Equal(0))?;
+        Ok(stream.wait_value64(done, WaitCondition::Equal(1))?)
     }
 
     /// The first failed post.
@@ -255,7 +255,7 @@ mod tests {
     /// Explores every interleaving of stream operations and poster steps: no wait ends early,
     /// nothing is lost, and there is no deadlock.
     #[test]
-    fn every_order() {
+    fn every_interleaving() {
         let programs = [
             [POST, WAIT, POST, WAIT].concat(),
             [WAIT, POST, POST, WAIT, WAIT].concat(),

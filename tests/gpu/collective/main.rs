@@ -1,4 +1,6 @@
-//! `gpu-collective`: the collectives' kernels among GPUs of one process, held to what the collectives must give, and measured. It needs nothing but itself and the driver, so it can be carried to a machine without this repository.
+//! `gpu-collective`: verifies and benchmarks the collectives' kernels among GPUs of one process. It
+//! is self-contained apart from the driver, so it can be copied to a machine without this
+//! repository.
 
 mod bench;
 mod check;
@@ -26,10 +28,10 @@ Options:
       --ptx FILE           kernels built otherwise
   -h, --help               show this
 
-Exit status: 0 when all results were right, 1 when one was not, 2 for a wrong call or a failure, 77 where there is no GPU.
+Exit status: 0 if all results were right, 1 if one was wrong, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// What is asked for.
+/// Command-line options.
 #[derive(Debug)]
 pub(crate) struct Options {
     part: Option<Part>,

@@ -15,7 +15,7 @@ mod tasks;
 use std::sync::Arc;
 
 use doorbell_cuda::reduce::{Operator, Reducer, Source};
-use doorbell_cuda::{Context, DeviceMemory, Event, Memory, Span, Stream, Until};
+use doorbell_cuda::{Context, DeviceMemory, Event, Memory, Span, Stream, WaitCondition};
 
 use super::error::GpuError;
 use super::peers::{Mapped, Peers, WORDS};
@@ -23,10 +23,10 @@ use super::types;
 use crate::algorithm::Algorithm;
 use crate::plan::{Collective, Form};
 use crate::types::{DataType, Rank};
-use script::{Act, At, CALLER, Script, Terms, Word};
+use script::{CALLER, FlagWord, Location, Script, ScriptParams, StreamOp};
 
 /// Cached scripts.
-const KEPT: usize = 64;
+const CACHED_SCRIPTS: usize = 64;
 /// Bytes of a word.
 const WORD: usize = 4;
 /// Reductions of at least this many bytes are done in two parts.
@@ -56,7 +56,7 @@ struct Key {
     collective: Collective,
     algorithm: Algorithm,
     root: Rank,
-    terms: Terms,
+    params: ScriptParams,
 }
 
 /// The number of parts into which the reduction of a one-slice all-reduce, and the messages next to
@@ -64,7 +64,7 @@ struct Key {
 /// hides the reduction of the previous part. More than two gain nothing. If nothing is sent after
 /// the reduction it does not pay off: copies wait for concurrent reads by multiprocessors as long
 /// as is gained.
-fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
+fn tail_parts(operation: &Operation<'_>, ranks: usize) -> u32 {
     let bytes = operation.count.saturating_mul(operation.data.bytes() as u64);
     let is_one = operation.collective == Collective::AllReduce && operation.slice >= bytes;
     if is_one && bytes / ranks as u64 >= TWO_PARTS {
@@ -75,7 +75,7 @@ fn tail(operation: &Operation<'_>, ranks: usize) -> u32 {
 }
 
 /// A script with its events.
-struct Prepared {
+struct CachedScript {
     key: Key,
     script: Script,
     events: Vec<Event>,
@@ -91,7 +91,7 @@ pub(super) struct Copies {
     /// The types and operators whose kernels have run.
     warm: Vec<(DataType, &'static str)>,
     /// In LRU order, the most recent last.
-    prepared: Vec<Prepared>,
+    cached: Vec<CachedScript>,
 }
 
 impl Copies {
@@ -105,7 +105,7 @@ impl Copies {
             streams,
             reducer: Reducer::new(&context),
             warm: Vec::new(),
-            prepared: Vec::new(),
+            cached: Vec::new(),
         })
     }
 
@@ -136,7 +136,7 @@ impl Copies {
         let memory = DeviceMemory::alloc(self.context(), 8)?;
         stream.fill(memory.all(), 0)?;
         let element = memory.span(..data.bytes())?;
-        let form = doorbell_cuda::reduce::Form::Element;
+        let form = doorbell_cuda::reduce::OperandKind::Element;
         self.reducer
             .reduce(&stream, over, operator, &[Source::elements(element)], (form, element))?;
         if operator == Operator::Sum {
@@ -150,7 +150,7 @@ impl Copies {
     }
 
     /// Prepares an operation before any of it is enqueued: its script, and warmed-up kernels.
-    pub(super) fn ready(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
+    pub(super) fn prepare_all(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
             self.warm(operation.data, operation.operator)?;
         }
@@ -159,16 +159,16 @@ impl Copies {
 
     /// Enqueues an operation on `stream`.
     pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
-        self.ready(operation)?;
-        let Some(prepared) = self.prepared.last() else {
+        self.prepare_all(operation)?;
+        let Some(cached) = self.cached.last() else {
             return Ok(());
         };
-        for (at, act) in &prepared.script.acts {
+        for (at, op) in &cached.script.ops {
             let on = match *at {
                 CALLER => stream,
                 other => &self.streams[usize::from(other) - 1],
             };
-            self.act(operation, &prepared.events, act, on)?;
+            self.op(operation, &cached.events, op, on)?;
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Copies {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,
-            terms: Terms {
+            params: ScriptParams {
                 data: operation.data,
                 count: operation.count,
                 direct: operation.registered.is_some(),
@@ -188,11 +188,11 @@ impl Copies {
                 staging: areas.staging.len() as u64,
                 slice: operation.slice,
                 copiers: self.copiers,
-                tail: tail(operation, self.peers.ranks()),
+                tail_parts: tail_parts(operation, self.peers.ranks()),
             },
         };
-        if let Some(known) = self.prepared.iter().rposition(|prepared| prepared.key == key) {
-            self.prepared[known..].rotate_left(1);
+        if let Some(known) = self.cached.iter().rposition(|cached| cached.key == key) {
+            self.cached[known..].rotate_left(1);
             return Ok(());
         }
         let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
@@ -201,48 +201,48 @@ impl Copies {
             Collective::Barrier => Algorithm::RecursiveDoubling.schedule(key.collective, &order, key.root)?,
             _ => key.algorithm.schedule(key.collective, &order, key.root)?,
         };
-        let script = Script::new(&*schedule, self.peers.rank(), key.terms).map_err(|e| GpuError::Misuse {
+        let script = Script::new(&*schedule, self.peers.rank(), key.params).map_err(|e| GpuError::Misuse {
             collective: key.collective,
             what: e.to_string(),
         })?;
         let events = (0..script.events)
             .map(|_| Event::new(self.context()))
             .collect::<Result<_, _>>()?;
-        if self.prepared.len() >= KEPT {
-            self.prepared.remove(0);
+        if self.cached.len() >= CACHED_SCRIPTS {
+            self.cached.remove(0);
         }
-        self.prepared.push(Prepared { key, script, events });
+        self.cached.push(CachedScript { key, script, events });
         Ok(())
     }
 
-    fn act(&self, operation: &Operation<'_>, events: &[Event], act: &Act, stream: &Stream) -> Result<(), GpuError> {
-        match act {
-            Act::Signal(word) => {
+    fn op(&self, operation: &Operation<'_>, events: &[Event], op: &StreamOp, stream: &Stream) -> Result<(), GpuError> {
+        match op {
+            StreamOp::Signal(word) => {
                 let ones = self.word(self.peers.rank(), 0)?;
                 stream.copy(self.word(word.peer, self.index(*word, self.peers.rank()))?, ones)?;
             }
-            Act::Await(word) => {
+            StreamOp::Await(word) => {
                 let word = self.word(self.peers.rank(), self.index(*word, word.peer))?;
-                stream.wait_value32(word, Until::AnyBit(1))?;
+                stream.wait_value32(word, WaitCondition::AnyBit(1))?;
                 stream.write_value32(word, 0)?;
             }
-            Act::Copy { from, into, bytes } => {
+            StreamOp::Copy { from, into, bytes } => {
                 let bytes = *bytes as usize;
                 stream.copy(self.span(operation, *into, bytes)?, self.span(operation, *from, bytes)?)?;
             }
-            Act::Reduce {
+            StreamOp::Reduce {
                 sources,
                 into,
                 elements,
             } => {
-                let span = |at: At, form: Form| {
+                let span = |at: Location, form: Form| {
                     let unit = match form {
                         Form::Element => operation.data.bytes(),
                         Form::Partial => operation.data.accumulator().bytes(),
                     };
                     self.span(operation, at, *elements as usize * unit)
                 };
-                let source = |(at, form): &(At, Form)| {
+                let source = |(at, form): &(Location, Form)| {
                     let span = span(*at, *form)?;
                     Ok(match form {
                         Form::Element => Source::elements(span),
@@ -254,15 +254,15 @@ impl Copies {
                 self.reducer
                     .reduce(stream, types::data(operation.data), operation.operator, &sources, into)?;
             }
-            Act::Record(event) => stream.record(&events[*event as usize])?,
-            Act::Wait(event) => stream.wait(&events[*event as usize])?,
+            StreamOp::Record(event) => stream.record(&events[*event as usize])?,
+            StreamOp::Wait(event) => stream.wait(&events[*event as usize])?,
         }
         Ok(())
     }
 
     /// The index in an arena of a word that `writer` writes.
-    fn index(&self, word: Word, writer: Rank) -> usize {
-        let kind = usize::from(word.is_room) * self.peers.ranks();
+    fn index(&self, word: FlagWord, writer: Rank) -> usize {
+        let kind = usize::from(word.is_credit) * self.peers.ranks();
         1 + (kind + writer.index()) * WORDS + word.index as usize
     }
 
@@ -272,7 +272,7 @@ impl Copies {
         Ok(self.peers.arenas().of(rank).span(start..start + WORD)?)
     }
 
-    fn span<'a>(&'a self, operation: &Operation<'a>, at: At, bytes: usize) -> Result<Span<'a>, GpuError> {
+    fn span<'a>(&'a self, operation: &Operation<'a>, at: Location, bytes: usize) -> Result<Span<'a>, GpuError> {
         let own = |span: Option<Span<'a>>, offset: u64| match span {
             Some(span) => Ok(span.span(offset as usize..offset as usize + bytes)?),
             None => Err(GpuError::Misuse {
@@ -285,11 +285,11 @@ impl Copies {
             Ok(self.peers.arenas().of(rank).span(start..start + bytes)?)
         };
         match at {
-            At::Input(offset) => own(operation.input, offset),
-            At::Output(offset) => own(operation.output, offset),
-            At::Staging(offset) => staging(self.peers.rank(), offset),
-            At::TheirStaging(rank, offset) => staging(rank, offset),
-            At::TheirOutput(rank, offset) => {
+            Location::Input(offset) => own(operation.input, offset),
+            Location::Output(offset) => own(operation.output, offset),
+            Location::Staging(offset) => staging(self.peers.rank(), offset),
+            Location::TheirStaging(rank, offset) => staging(rank, offset),
+            Location::TheirOutput(rank, offset) => {
                 let theirs = operation.registered.and_then(|(mapped, start)| {
                     let start = start + offset as usize;
                     mapped.of(rank).span(start..start + bytes).ok()

@@ -21,7 +21,7 @@
 //! So operations complete even if a driver serializes the streams' work in the order in which it
 //! was enqueued (no deadlock).
 
-use super::tasks::{Message, Plan, Task, What};
+use super::tasks::{Message, Plan, Task, TaskKind};
 use crate::gpu::peers::WORDS;
 use crate::plan::{Form, Schedule};
 use crate::types::{DataType, Rank};
@@ -34,7 +34,7 @@ pub(super) const CALLER: u8 = 0;
 
 /// The parameters that determine a script.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Terms {
+pub(super) struct ScriptParams {
     pub(super) data: DataType,
     /// Elements of the whole, or of each part.
     pub(super) count: u64,
@@ -49,12 +49,12 @@ pub(super) struct Terms {
     /// Streams for copies to peers.
     pub(super) copiers: u8,
     /// The number of parts into which reductions, and the messages next to them, are divided.
-    pub(super) tail: u32,
+    pub(super) tail_parts: u32,
 }
 
 /// A location: a memory and an offset in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum At {
+pub(super) enum Location {
     Input(u64),
     Output(u64),
     Staging(u64),
@@ -65,28 +65,28 @@ pub(super) enum At {
 
 /// A flag word: the peer at the other end, and its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Word {
+pub(super) struct FlagWord {
     pub(super) peer: Rank,
     /// Whether it grants a credit, rather than signaling a message.
-    pub(super) is_room: bool,
+    pub(super) is_credit: bool,
     pub(super) index: u32,
 }
 
 /// A stream operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Act {
+pub(super) enum StreamOp {
     /// Writes a word of the peer.
-    Signal(Word),
+    Signal(FlagWord),
     /// Waits for a word that the peer writes, and resets it.
-    Await(Word),
+    Await(FlagWord),
     Copy {
-        from: At,
-        into: At,
+        from: Location,
+        into: Location,
         bytes: u64,
     },
     Reduce {
-        sources: Box<[(At, Form)]>,
-        into: (At, Form),
+        sources: Box<[(Location, Form)]>,
+        into: (Location, Form),
         elements: u64,
     },
     /// Records an event.
@@ -99,7 +99,7 @@ pub(super) enum Act {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Script {
     /// Each with its stream index.
-    pub(super) acts: Vec<(u8, Act)>,
+    pub(super) ops: Vec<(u8, StreamOp)>,
     /// The number of events.
     pub(super) events: u32,
     /// The number of streams: the caller's, those for copies, and one for waits that nothing local
@@ -109,15 +109,15 @@ pub(super) struct Script {
 
 /// The operation does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the operation does not fit {staging} bytes of staging memory and {WORDS} words, however it is cut")]
-pub(super) struct TooLarge {
+#[error("the operation does not fit {staging} bytes of staging memory and {WORDS} words with any slice size")]
+pub(super) struct DoesNotFit {
     pub(super) staging: u64,
 }
 
 impl Script {
     /// The script of `rank`.
-    pub(super) fn new(schedule: &dyn Schedule, rank: Rank, terms: Terms) -> Result<Self, TooLarge> {
-        let plan = Plan::new(schedule, terms)?;
+    pub(super) fn new(schedule: &dyn Schedule, rank: Rank, params: ScriptParams) -> Result<Self, DoesNotFit> {
+        let plan = Plan::new(schedule, params)?;
         Ok(plan.script(rank))
     }
 }
@@ -125,7 +125,7 @@ impl Script {
 /// Operations that are enqueued together.
 struct Item {
     stream: u8,
-    acts: Vec<Act>,
+    ops: Vec<StreamOp>,
     /// Earlier items that it waits for.
     after: Vec<usize>,
 }
@@ -134,7 +134,7 @@ impl Plan {
     fn script(&self, rank: Rank) -> Script {
         let me = rank.index();
         let mut script = Script {
-            streams: self.terms.copiers + 2,
+            streams: self.params.copiers + 2,
             ..Script::default()
         };
         self.begin(me, &mut script);
@@ -163,43 +163,47 @@ impl Plan {
                     .filter(between)
                     .any(|message| self.message_bytes(*message, 0) > 0)
         };
-        let word = |peer: usize, is_room: bool| Word {
+        let word = |peer: usize, is_credit: bool| FlagWord {
             peer: Rank(peer as u32),
-            is_room,
-            index: if is_room { READY } else { 0 },
+            is_credit,
+            index: if is_credit { READY } else { 0 },
         };
         let senders: Vec<_> = others.clone().filter(|peer| sends(*peer, me)).collect();
         let receivers: Vec<_> = others.filter(|peer| sends(me, *peer)).collect();
-        let mut put = |act| script.acts.push((CALLER, act));
-        senders.iter().for_each(|peer| put(Act::Signal(word(*peer, true))));
-        receivers.iter().for_each(|peer| put(Act::Await(word(*peer, true))));
+        let mut put = |op| script.ops.push((CALLER, op));
+        senders.iter().for_each(|peer| put(StreamOp::Signal(word(*peer, true))));
+        receivers
+            .iter()
+            .for_each(|peer| put(StreamOp::Await(word(*peer, true))));
         if self.is_barrier {
-            receivers.iter().for_each(|peer| put(Act::Signal(word(*peer, false))));
-            senders.iter().for_each(|peer| put(Act::Await(word(*peer, false))));
+            receivers
+                .iter()
+                .for_each(|peer| put(StreamOp::Signal(word(*peer, false))));
+            senders.iter().for_each(|peer| put(StreamOp::Await(word(*peer, false))));
         }
     }
 
     /// Assigns streams to tasks, and moves each receive right before its first use.
     fn items(&self, tasks: Vec<Task>) -> Vec<Item> {
-        let last = self.terms.copiers + 1;
+        let last = self.params.copiers + 1;
         let mut streams = vec![CALLER; tasks.len()];
         let mut copier = 0;
         for (task, stream) in tasks.iter().zip(&mut streams) {
-            if matches!(task.what, What::Send { .. }) {
+            if matches!(task.kind, TaskKind::Send { .. }) {
                 *stream = 1 + copier;
-                copier = (copier + 1) % self.terms.copiers.max(1);
+                copier = (copier + 1) % self.params.copiers.max(1);
             }
         }
         // The order in which tasks are enqueued.
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut is_moved = vec![false; tasks.len()];
         for at in 0..tasks.len() {
-            if !matches!(tasks[at].what, What::Receive { .. }) {
+            if !matches!(tasks[at].kind, TaskKind::Receive { .. }) {
                 continue;
             }
             let user = (at + 1..tasks.len()).find(|&user| {
                 tasks[user].place.0 == tasks[at].place.0
-                    && !matches!(tasks[user].what, What::Receive { .. })
+                    && !matches!(tasks[user].kind, TaskKind::Receive { .. })
                     && tasks[user].follows(&tasks[at])
             });
             match user {
@@ -218,11 +222,11 @@ impl Plan {
             order.append(&mut before[at]);
             order.push(at);
         }
-        self.with_room(&tasks, &streams, &order)
+        self.with_credits(&tasks, &streams, &order)
     }
 
     /// Adds the credit signals to senders, behind the last task that used the memory.
-    fn with_room(&self, tasks: &[Task], streams: &[u8], order: &[usize]) -> Vec<Item> {
+    fn with_credits(&self, tasks: &[Task], streams: &[u8], order: &[usize]) -> Vec<Item> {
         let follows: Vec<Vec<usize>> = order
             .iter()
             .map(|&at| {
@@ -233,7 +237,7 @@ impl Plan {
             .collect();
         let mut rooms: Vec<Vec<usize>> = vec![Vec::new(); order.len() + 1];
         for (position, &at) in order.iter().enumerate() {
-            if let What::Receive { has_to_ask: true, .. } = tasks[at].what {
+            if let TaskKind::Receive { needs_credit: true, .. } = tasks[at].kind {
                 let behind = follows[position].iter().max().map_or(0, |last| last + 1);
                 rooms[behind].push(position);
             }
@@ -242,15 +246,15 @@ impl Plan {
         let mut item_of = vec![0; order.len()];
         for position in 0..=order.len() {
             for &receive in &rooms[position] {
-                let What::Receive { from, word, .. } = tasks[order[receive]].what else {
+                let TaskKind::Receive { from, word, .. } = tasks[order[receive]].kind else {
                     continue;
                 };
                 let after: Vec<usize> = follows[receive].iter().map(|&other| item_of[other]).collect();
                 items.push(Item {
                     stream: after.iter().max().map_or(CALLER, |&last| items[last].stream),
-                    acts: vec![Act::Signal(Word {
+                    ops: vec![StreamOp::Signal(FlagWord {
                         peer: from,
-                        is_room: true,
+                        is_credit: true,
                         index: word,
                     })],
                     after,
@@ -258,35 +262,36 @@ impl Plan {
             }
             let Some(&at) = order.get(position) else { break };
             let task = &tasks[at];
-            let full = |peer, index| Word {
+            let full = |peer, index| FlagWord {
                 peer,
-                is_room: false,
+                is_credit: false,
                 index,
             };
-            let (acts, after) = match task.what {
-                What::Send { to, word, has_to_ask } => {
-                    let room = Word {
+            let (ops, after) = match task.kind {
+                TaskKind::Send { to, word, needs_credit } => {
+                    let credit = FlagWord {
                         peer: to,
-                        is_room: true,
+                        is_credit: true,
                         index: word,
                     };
-                    let asks = has_to_ask.then_some(Act::Await(room));
-                    let told = Act::Signal(full(to, word));
+                    let wait_credit = needs_credit.then_some(StreamOp::Await(credit));
+                    let signal = StreamOp::Signal(full(to, word));
                     (
-                        asks.into_iter()
-                            .chain(task.acts.iter().cloned())
-                            .chain([told])
+                        wait_credit
+                            .into_iter()
+                            .chain(task.ops.iter().cloned())
+                            .chain([signal])
                             .collect(),
                         &follows[position][..],
                     )
                 }
-                What::Receive { from, word, .. } => (vec![Act::Await(full(from, word))], &[][..]),
-                What::Work => (task.acts.clone(), &follows[position][..]),
+                TaskKind::Receive { from, word, .. } => (vec![StreamOp::Await(full(from, word))], &[][..]),
+                TaskKind::Work => (task.ops.clone(), &follows[position][..]),
             };
             item_of[position] = items.len();
             items.push(Item {
                 stream: streams[at],
-                acts,
+                ops,
                 after: after.iter().map(|&other| item_of[other]).collect(),
             });
         }
@@ -322,29 +327,27 @@ fn emit(items: &[Item], script: &mut Script) {
     is_used[usize::from(CALLER)] = true;
     // Event 0 is the operation's start.
     if items.iter().any(|item| item.stream != CALLER) {
-        script.acts.push((CALLER, Act::Record(0)));
+        script.ops.push((CALLER, StreamOp::Record(0)));
     }
     for (at, item) in items.iter().enumerate() {
         let used = &mut is_used[usize::from(item.stream)];
         if !*used {
             *used = true;
-            script.acts.push((item.stream, Act::Wait(0)));
+            script.ops.push((item.stream, StreamOp::Wait(0)));
         }
         for &before in &waits[at] {
             script
-                .acts
-                .extend(events[before].map(|event| (item.stream, Act::Wait(event))));
+                .ops
+                .extend(events[before].map(|event| (item.stream, StreamOp::Wait(event))));
         }
+        script.ops.extend(item.ops.iter().map(|op| (item.stream, op.clone())));
         script
-            .acts
-            .extend(item.acts.iter().map(|act| (item.stream, act.clone())));
-        script
-            .acts
-            .extend(events[at].map(|event| (item.stream, Act::Record(event))));
+            .ops
+            .extend(events[at].map(|event| (item.stream, StreamOp::Record(event))));
     }
     for stream in (1..script.streams).filter(|stream| is_used[usize::from(*stream)]) {
-        script.acts.push((stream, Act::Record(next)));
-        script.acts.push((CALLER, Act::Wait(next)));
+        script.ops.push((stream, StreamOp::Record(next)));
+        script.ops.push((CALLER, StreamOp::Wait(next)));
         next += 1;
     }
     script.events = next;

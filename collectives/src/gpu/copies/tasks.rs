@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use super::script::{Act, At, READY, Terms, TooLarge};
+use super::script::{DoesNotFit, Location, READY, ScriptParams, StreamOp};
 use crate::executor::layout::{Contents, Extent, Layout, pieces, split};
 use crate::plan::walk::{Walker, Who, walk};
 use crate::plan::{Collective, Form, Place, Program, Schedule, Span, Step};
@@ -16,7 +16,7 @@ const MAX_SLICES: u64 = 512;
 
 /// Memory of a rank whose hazards it tracks itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Space {
+enum MemorySpace {
     Input,
     Output,
     Staging,
@@ -24,14 +24,14 @@ enum Space {
 
 /// A memory access of a task.
 #[derive(Clone, Debug)]
-pub(super) struct Touch {
-    space: Space,
+pub(super) struct Access {
+    space: MemorySpace,
     bytes: Range<u64>,
     writes: bool,
 }
 
-impl Touch {
-    fn meets(&self, other: &Self) -> bool {
+impl Access {
+    fn conflicts(&self, other: &Self) -> bool {
         (self.writes || other.writes)
             && self.space == other.space
             && self.bytes.start < other.bytes.end
@@ -40,9 +40,9 @@ impl Touch {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum What {
-    Send { to: Rank, word: u32, has_to_ask: bool },
-    Receive { from: Rank, word: u32, has_to_ask: bool },
+pub(super) enum TaskKind {
+    Send { to: Rank, word: u32, needs_credit: bool },
+    Receive { from: Rank, word: u32, needs_credit: bool },
     Work,
 }
 
@@ -52,9 +52,9 @@ pub(super) struct Task {
     /// Slice, strand, step, and index within the step: the plan's order.
     pub(super) place: (u64, u32, u32, u32),
     pub(super) depth: u32,
-    pub(super) what: What,
-    pub(super) acts: Vec<Act>,
-    pub(super) touches: Vec<Touch>,
+    pub(super) kind: TaskKind,
+    pub(super) ops: Vec<StreamOp>,
+    pub(super) accesses: Vec<Access>,
 }
 
 /// A message, with both ends.
@@ -77,7 +77,7 @@ pub(super) struct Message {
 
 /// A plan with its derived data.
 pub(super) struct Plan {
-    pub(super) terms: Terms,
+    pub(super) params: ScriptParams,
     pub(super) programs: Vec<Program>,
     pub(super) layouts: Vec<Layout>,
     pub(super) contents: Vec<Contents>,
@@ -85,14 +85,14 @@ pub(super) struct Plan {
     pub(super) depths: Vec<Vec<Vec<u32>>>,
     pub(super) messages: Vec<Message>,
     /// The message of each step, by rank and strand.
-    pub(super) of_step: Vec<Vec<Vec<Option<u32>>>>,
+    pub(super) message_of_step: Vec<Vec<Vec<Option<u32>>>>,
     /// Messages per slice, by sender and receiver.
     pub(super) counts: Vec<Vec<u32>>,
     pub(super) is_barrier: bool,
     pub(super) slices: u64,
     /// The number of slices with staging memory of their own, and its length for each.
-    pub(super) turns: u64,
-    pub(super) turn: u64,
+    pub(super) staging_slots: u64,
+    pub(super) staging_slot_bytes: u64,
     /// In place: by rank, the shifts that map bytes of input and of output to the same memory.
     pub(super) shifts: Vec<(u64, u64)>,
 }
@@ -124,7 +124,7 @@ impl Walker for Depths {
 }
 
 impl Plan {
-    pub(super) fn new(schedule: &dyn Schedule, terms: Terms) -> Result<Self, TooLarge> {
+    pub(super) fn new(schedule: &dyn Schedule, params: ScriptParams) -> Result<Self, DoesNotFit> {
         let shape = schedule.shape();
         let (ranks, strands) = (shape.ranks(), schedule.strands());
         let all = || (0..ranks).map(Rank);
@@ -139,26 +139,26 @@ impl Plan {
             all: none,
         };
         walk(schedule, &mut depths);
-        let es = terms.data.bytes() as u64;
-        let shift = |rank| match (terms.in_place, shape.shared(rank)) {
+        let es = params.data.bytes() as u64;
+        let shift = |rank| match (params.in_place, shape.shared(rank)) {
             (true, Some(shared)) => {
-                let part = |blocks: u32| u64::from(blocks / shape.blocks.max(1)) * terms.count * es;
+                let part = |blocks: u32| u64::from(blocks / shape.blocks.max(1)) * params.count * es;
                 (part(shared.output), part(shared.input))
             }
             _ => (0, 0),
         };
         let mut plan = Self {
-            terms,
+            params,
             layouts: Vec::new(),
             contents,
             depths: depths.all,
             messages: Vec::new(),
-            of_step: Vec::new(),
+            message_of_step: Vec::new(),
             counts: Vec::new(),
             is_barrier: shape.collective == Collective::Barrier,
             slices: 1,
-            turns: 1,
-            turn: 0,
+            staging_slots: 1,
+            staging_slot_bytes: 0,
             shifts: all().map(shift).collect(),
             programs,
         };
@@ -167,21 +167,23 @@ impl Plan {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
             _ => u64::from(ranks),
         };
-        let whole = terms.count.saturating_mul(es).saturating_mul(parts);
+        let whole = params.count.saturating_mul(es).saturating_mul(parts);
         // Each message of each slice has a word of its own.
         let most = u64::from(plan.counts.iter().flatten().copied().max().unwrap_or(0));
         let at_most = (u64::from(READY) / most.max(1)).clamp(1, MAX_SLICES);
-        let too_large = TooLarge { staging: terms.staging };
+        let too_large = DoesNotFit {
+            staging: params.staging,
+        };
         if most >= u64::from(READY) {
             return Err(too_large);
         }
-        let mut slices = whole.div_ceil(terms.slice.max(1)).clamp(1, at_most);
+        let mut slices = whole.div_ceil(params.slice.max(1)).clamp(1, at_most);
         loop {
             plan.cut(schedule, slices);
-            if plan.turn * plan.turns <= terms.staging {
+            if plan.staging_slot_bytes * plan.staging_slots <= params.staging {
                 return Ok(plan);
             }
-            if slices >= at_most || slices >= terms.count {
+            if slices >= at_most || slices >= params.count {
                 return Err(too_large);
             }
             slices = (slices * 2).min(at_most);
@@ -191,7 +193,7 @@ impl Plan {
     fn match_messages(&mut self) {
         let ranks = self.programs.len();
         self.counts = vec![vec![0; ranks]; ranks];
-        self.of_step = self
+        self.message_of_step = self
             .programs
             .iter()
             .map(|program| program.strands.iter().map(|steps| vec![None; steps.len()]).collect())
@@ -207,11 +209,11 @@ impl Plan {
                     });
                     for ((send, _), (receive, _)) in sends.zip(receives) {
                         let id = Some(self.messages.len() as u32);
-                        self.of_step[from][strand][send as usize] = id;
-                        self.of_step[to][strand][receive as usize] = id;
+                        self.message_of_step[from][strand][send as usize] = id;
+                        self.message_of_step[to][strand][receive as usize] = id;
                         let number = self.counts[from][to];
                         let parts = if self.is_beside_reduction((from, send), (to, receive), strand) {
-                            self.terms.tail.max(1)
+                            self.params.tail_parts.max(1)
                         } else {
                             1
                         };
@@ -251,7 +253,7 @@ impl Plan {
     fn cut(&mut self, schedule: &dyn Schedule, slices: u64) {
         let shape = schedule.shape();
         let extent = || Extent {
-            count: self.terms.count,
+            count: self.params.count,
             parts: None,
             slices: slices as u32,
         };
@@ -261,7 +263,7 @@ impl Plan {
             .map(|program| Layout::new(shape, extent(), &program.scratch, &program.partial))
             .collect();
         self.slices = slices;
-        (self.turns, self.turn) = (1, 0);
+        (self.staging_slots, self.staging_slot_bytes) = (1, 0);
         let mut ends: Vec<u64> = (0..self.programs.len())
             .map(|rank| self.partial_at(rank) + self.layouts[rank].partial_len * self.unit(Form::Partial))
             .collect();
@@ -270,7 +272,7 @@ impl Plan {
             let step = self.receiving(message);
             let is_staged = match step {
                 Step::RecvReduce { .. } => true,
-                Step::Recv { into, .. } => into.place == Place::Output && !self.terms.direct,
+                Step::Recv { into, .. } => into.place == Place::Output && !self.params.direct,
                 _ => false,
             };
             self.messages[id].replaces = false;
@@ -281,34 +283,34 @@ impl Plan {
                 start
             });
         }
-        self.turn = ends.into_iter().max().unwrap_or(0).next_multiple_of(ALIGN);
-        self.look_for_replaced();
+        self.staging_slot_bytes = ends.into_iter().max().unwrap_or(0).next_multiple_of(ALIGN);
+        self.find_replaced();
     }
 
     /// Finds messages that overwrite data whose last use the sender cannot infer, and how long
     /// staging memory is in use.
-    fn look_for_replaced(&mut self) {
+    fn find_replaced(&mut self) {
         let mut replaced = Vec::new();
-        let mut turns = 1;
+        let mut staging_slots = 1;
         let tasks: Vec<_> = (0..self.programs.len()).map(|rank| self.tasks(rank, 0)).collect();
         for (rank, own) in tasks.iter().enumerate() {
             for (at, task) in own.iter().enumerate() {
                 for before in &own[..at] {
-                    let meets = |space: Option<Space>| {
-                        let of = |touch: &&Touch| space.is_none_or(|space| touch.space == space);
-                        task.touches
+                    let conflicts = |space: Option<MemorySpace>| {
+                        let of = |access: &&Access| space.is_none_or(|space| access.space == space);
+                        task.accesses
                             .iter()
                             .filter(of)
-                            .any(|touch| before.touches.iter().any(|other| other.meets(touch)))
+                            .any(|access| before.accesses.iter().any(|other| other.conflicts(access)))
                     };
-                    if !meets(None) {
+                    if !conflicts(None) {
                         continue;
                     }
-                    if matches!(task.what, What::Receive { .. }) && !self.is_known(rank, task, before, &tasks) {
+                    if matches!(task.kind, TaskKind::Receive { .. }) && !self.is_implied(rank, task, before, &tasks) {
                         replaced.extend(self.message_of(rank, task));
                     }
-                    if meets(Some(Space::Staging)) {
-                        turns = turns.max(u64::from(task.depth.saturating_sub(before.depth)) + 1);
+                    if conflicts(Some(MemorySpace::Staging)) {
+                        staging_slots = staging_slots.max(u64::from(task.depth.saturating_sub(before.depth)) + 1);
                     }
                 }
             }
@@ -316,19 +318,19 @@ impl Plan {
         for id in replaced {
             self.messages[id as usize].replaces = true;
         }
-        self.turns = turns;
+        self.staging_slots = staging_slots;
     }
 
     /// Whether the sender of what `rank` receives sends it only after receiving, from this rank,
     /// what was sent `before`: in an in-place all-reduce each rank gets the results of what it has
     /// sent.
-    fn is_known(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
+    fn is_implied(&self, rank: usize, receive: &Task, before: &Task, tasks: &[Vec<Task>]) -> bool {
         let both = self.message_of(rank, receive).zip(self.message_of(rank, before));
         let Some((given, got)) = both.map(|(given, got)| (self.messages[given as usize], self.messages[got as usize]))
         else {
             return false;
         };
-        if !matches!(before.what, What::Send { .. }) || got.to != given.from {
+        if !matches!(before.kind, TaskKind::Send { .. }) || got.to != given.from {
             return false;
         }
         let sender = &tasks[given.from.index()];
@@ -355,7 +357,7 @@ impl Plan {
     /// The message that a task sends or receives.
     fn message_of(&self, rank: usize, task: &Task) -> Option<u32> {
         let (_, strand, step, _) = task.place;
-        self.of_step[rank][strand as usize][step as usize]
+        self.message_of_step[rank][strand as usize][step as usize]
     }
 
     fn sending(&self, message: Message) -> &Step {
@@ -369,8 +371,8 @@ impl Plan {
     /// Bytes per element in a form.
     fn unit(&self, form: Form) -> u64 {
         match form {
-            Form::Element => self.terms.data.bytes() as u64,
-            Form::Partial => self.terms.data.accumulator().bytes() as u64,
+            Form::Element => self.params.data.bytes() as u64,
+            Form::Partial => self.params.data.accumulator().bytes() as u64,
         }
     }
 
@@ -401,7 +403,7 @@ impl Plan {
 
     /// The offset of a slice's staging memory.
     fn base(&self, slice: u64) -> u64 {
-        slice % self.turns * self.turn
+        slice % self.staging_slots * self.staging_slot_bytes
     }
 
     pub(super) fn message_bytes(&self, message: Message, slice: u64) -> u64 {
@@ -442,15 +444,15 @@ impl Plan {
         }
     }
 
-    fn touch(&self, rank: usize, (place, at): (Place, u64), bytes: u64, writes: bool) -> Touch {
+    fn access(&self, rank: usize, (place, at): (Place, u64), bytes: u64, writes: bool) -> Access {
         let (input, output) = self.shifts[rank];
         let (space, start) = match place {
-            Place::Input if self.terms.in_place => (Space::Output, at + input),
-            Place::Input => (Space::Input, at),
-            Place::Output => (Space::Output, at + output),
-            Place::Scratch | Place::Partial => (Space::Staging, at),
+            Place::Input if self.params.in_place => (MemorySpace::Output, at + input),
+            Place::Input => (MemorySpace::Input, at),
+            Place::Output => (MemorySpace::Output, at + output),
+            Place::Scratch | Place::Partial => (MemorySpace::Staging, at),
         };
-        Touch {
+        Access {
             space,
             bytes: start..start + bytes,
             writes,
@@ -463,13 +465,13 @@ impl Plan {
         for (strand, steps) in self.programs[rank].strands.iter().enumerate() {
             for (at, step) in steps.iter().enumerate() {
                 let depth = self.depths[rank][strand][at];
-                let message = self.of_step[rank][strand][at].map(|id| self.messages[id as usize]);
+                let message = self.message_of_step[rank][strand][at].map(|id| self.messages[id as usize]);
                 let mut task = Task {
                     place: (slice, strand as u32, at as u32, 0),
                     depth,
-                    what: What::Work,
-                    acts: Vec::new(),
-                    touches: Vec::new(),
+                    kind: TaskKind::Work,
+                    ops: Vec::new(),
+                    accesses: Vec::new(),
                 };
                 match (step, message) {
                     (Step::Send { span, .. }, Some(message)) => {
@@ -486,16 +488,16 @@ impl Plan {
                                     there(message.to, (into, to + skipped)),
                                     bytes,
                                 );
-                                task.touches
-                                    .push(self.touch(rank, (place, from + skipped), bytes, false));
+                                task.accesses
+                                    .push(self.access(rank, (place, from + skipped), bytes, false));
                             }
                             task.place.3 = part;
-                            task.what = What::Send {
+                            task.kind = TaskKind::Send {
                                 to: message.to,
                                 word: self.word(message, slice) + part,
-                                has_to_ask: self.has_to_ask(message, slice),
+                                needs_credit: self.needs_credit(message, slice),
                             };
-                            tasks.extend(task.some());
+                            tasks.extend(task.nonempty());
                         }
                     }
                     (Step::Recv { into, .. }, Some(message)) => {
@@ -506,10 +508,10 @@ impl Plan {
                             let sources = self.target(message, slice);
                             for ((place, to, len), from) in self.span(rank, *into, slice).into_iter().zip(sources) {
                                 task.copy(here(from), here((place, to)), len * unit);
-                                task.touches.push(self.touch(rank, from, len * unit, false));
-                                task.touches.push(self.touch(rank, (place, to), len * unit, true));
+                                task.accesses.push(self.access(rank, from, len * unit, false));
+                                task.accesses.push(self.access(rank, (place, to), len * unit, true));
                             }
-                            tasks.extend(task.some());
+                            tasks.extend(task.nonempty());
                         }
                     }
                     (Step::RecvReduce { form, with, into, .. }, Some(message)) => {
@@ -522,19 +524,19 @@ impl Plan {
                             .collect();
                         let sources = [received, self.operand(rank, *with, slice)];
                         self.reduce(rank, &mut task, &sources, (*into, slice), (0, 1));
-                        tasks.extend(task.some());
+                        tasks.extend(task.nonempty());
                     }
                     (Step::Reduce { sources, into }, _) => {
                         let sources: Vec<_> = sources
                             .iter()
                             .map(|source| self.operand(rank, *source, slice))
                             .collect();
-                        let parts = self.terms.tail.max(1);
+                        let parts = self.params.tail_parts.max(1);
                         for part in 0..parts {
                             let mut task = task.clone();
                             task.place.3 = part;
                             self.reduce(rank, &mut task, &sources, (*into, slice), (part, parts));
-                            tasks.extend(task.some());
+                            tasks.extend(task.nonempty());
                         }
                     }
                     (Step::Copy { from, into }, _) => {
@@ -545,16 +547,16 @@ impl Plan {
                             .zip(self.span(rank, *into, slice))
                         {
                             let (read, written) = (
-                                self.touch(rank, (source, at), len * unit, false),
-                                self.touch(rank, (place, to), len * unit, true),
+                                self.access(rank, (source, at), len * unit, false),
+                                self.access(rank, (place, to), len * unit, true),
                             );
                             if read.space == written.space && read.bytes == written.bytes {
                                 continue;
                             }
                             task.copy(here((source, at)), here((place, to)), len * unit);
-                            task.touches.extend([read, written]);
+                            task.accesses.extend([read, written]);
                         }
-                        tasks.extend(task.some());
+                        tasks.extend(task.nonempty());
                     }
                     // A message without a sender: the plan checker excludes it.
                     _ => {}
@@ -579,20 +581,20 @@ impl Plan {
                 let cut = cut(*len, part, message.parts);
                 if !cut.is_empty() {
                     let bytes = (cut.end - cut.start) * unit;
-                    task.touches
-                        .push(self.touch(message.to.index(), (place, at + cut.start * unit), bytes, true));
+                    task.accesses
+                        .push(self.access(message.to.index(), (place, at + cut.start * unit), bytes, true));
                 }
             }
-            if task.touches.is_empty() {
+            if task.accesses.is_empty() {
                 continue;
             }
             task.place.3 = part;
             // It is received at the depth at which it was sent.
             task.depth = self.depths[message.from.index()][message.strand as usize][message.send as usize];
-            task.what = What::Receive {
+            task.kind = TaskKind::Receive {
                 from: message.from,
                 word: self.word(message, slice) + part,
-                has_to_ask: self.has_to_ask(message, slice),
+                needs_credit: self.needs_credit(message, slice),
             };
             tasks.push(task);
         }
@@ -628,12 +630,12 @@ impl Plan {
                 .collect();
             let to = skip((place, to), place.form());
             for (from, form) in &of_piece {
-                task.touches
-                    .push(self.touch(rank, *from, elements * self.unit(*form), false));
+                task.accesses
+                    .push(self.access(rank, *from, elements * self.unit(*form), false));
             }
-            task.touches
-                .push(self.touch(rank, to, elements * self.unit(place.form()), true));
-            task.acts.push(Act::Reduce {
+            task.accesses
+                .push(self.access(rank, to, elements * self.unit(place.form()), true));
+            task.ops.push(StreamOp::Reduce {
                 sources: of_piece.into_iter().map(|(from, form)| (here(from), form)).collect(),
                 into: (here(to), place.form()),
                 elements,
@@ -647,35 +649,35 @@ impl Plan {
 
     /// Whether a message needs a credit before it is sent: if it overwrites data of the same
     /// operation.
-    fn has_to_ask(&self, message: Message, slice: u64) -> bool {
+    fn needs_credit(&self, message: Message, slice: u64) -> bool {
         let is_staging = match (message.staged, self.receiving(message)) {
             (Some(_), _) => true,
             (None, Step::Recv { into, .. }) => matches!(into.place, Place::Scratch | Place::Partial),
             _ => false,
         };
-        message.replaces || (is_staging && slice >= self.turns)
+        message.replaces || (is_staging && slice >= self.staging_slots)
     }
 }
 
 impl Task {
-    fn copy(&mut self, from: At, into: At, bytes: u64) {
+    fn copy(&mut self, from: Location, into: Location, bytes: u64) {
         if bytes > 0 {
-            self.acts.push(Act::Copy { from, into, bytes });
+            self.ops.push(StreamOp::Copy { from, into, bytes });
         }
     }
 
     /// The task, unless it is empty.
-    fn some(self) -> Option<Self> {
-        (!self.acts.is_empty()).then_some(self)
+    fn nonempty(self) -> Option<Self> {
+        (!self.ops.is_empty()).then_some(self)
     }
 
     /// Whether it depends on another task that precedes it in the plan.
     pub(super) fn follows(&self, other: &Self) -> bool {
         other.place < self.place
             && self
-                .touches
+                .accesses
                 .iter()
-                .any(|touch| other.touches.iter().any(|before| before.meets(touch)))
+                .any(|access| other.accesses.iter().any(|before| before.conflicts(access)))
     }
 }
 
@@ -684,17 +686,17 @@ fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
     split(len, parts, part)..split(len, parts, part + 1)
 }
 
-fn here((place, at): (Place, u64)) -> At {
+fn here((place, at): (Place, u64)) -> Location {
     match place {
-        Place::Input => At::Input(at),
-        Place::Output => At::Output(at),
-        Place::Scratch | Place::Partial => At::Staging(at),
+        Place::Input => Location::Input(at),
+        Place::Output => Location::Output(at),
+        Place::Scratch | Place::Partial => Location::Staging(at),
     }
 }
 
-fn there(rank: Rank, (place, at): (Place, u64)) -> At {
+fn there(rank: Rank, (place, at): (Place, u64)) -> Location {
     match place {
-        Place::Input | Place::Output => At::TheirOutput(rank, at),
-        Place::Scratch | Place::Partial => At::TheirStaging(rank, at),
+        Place::Input | Place::Output => Location::TheirOutput(rank, at),
+        Place::Scratch | Place::Partial => Location::TheirStaging(rank, at),
     }
 }

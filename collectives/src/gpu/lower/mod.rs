@@ -63,8 +63,8 @@ pub enum LowerError {
         to: Rank,
     },
     /// The ranks would deadlock.
-    #[error("with {slots} slots for messages rank {rank} would wait for ever in strand {strand}")]
-    Stuck {
+    #[error("with {slots} slots for messages rank {rank} would deadlock in strand {strand}")]
+    Deadlock {
         /// The strand.
         strand: u32,
         /// A deadlocked rank.
@@ -73,7 +73,7 @@ pub enum LowerError {
         slots: u32,
     },
     /// A span exceeds its place.
-    #[error("the plan of rank {rank} names blocks that are not there")]
+    #[error("the plan of rank {rank} names blocks that do not exist")]
     Span {
         /// The rank.
         rank: Rank,
@@ -86,12 +86,12 @@ pub struct Lowered {
     /// By strand. Strands are independent.
     pub strands: Vec<Strand>,
     /// Properties of all ranks' programs.
-    pub all: Whole,
+    pub all: ProgramSummary,
 }
 
 /// Properties of all ranks' programs together, so that all ranks make the same decisions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Whole {
+pub struct ProgramSummary {
     /// Whether any has partial results.
     pub partials: bool,
     /// Whether any message uses a FIFO.
@@ -135,19 +135,19 @@ pub struct Traffic {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Group {
     /// All must be satisfied before the work.
-    pub waits: Vec<Word>,
+    pub waits: Vec<Signal>,
     /// The work. No body reads or writes what another one of the group writes.
     pub bodies: Vec<Body>,
     /// Sent when the work is done.
-    pub tells: Vec<Word>,
+    pub signals: Vec<Signal>,
     /// Sent when the work of the last slice is done: no rank waits for them before its kernel ends.
-    pub last: Vec<Word>,
+    pub last_signals: Vec<Signal>,
 }
 
 /// A synchronization signal between ranks. Messages are counted within a slice, separately for
 /// outputs and FIFOs, so that either kind may be ahead of the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Word {
+pub enum Signal {
     /// Waits for message `message` from this peer into an output; or signals it to this peer.
     Direct {
         /// The peer.
@@ -177,7 +177,7 @@ pub enum Word {
     },
 }
 
-impl Word {
+impl Signal {
     /// Whether it signals a message.
     #[must_use]
     pub fn is_data(self) -> bool {
@@ -214,14 +214,14 @@ pub enum Work {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Operand {
     /// Its location.
-    pub at: At,
+    pub at: Location,
     /// Elements or partial results.
     pub form: Form,
 }
 
 /// A memory location.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum At {
+pub enum Location {
     /// A block of the rank's input.
     Input(u32),
     /// A block of the rank's output.
@@ -245,7 +245,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
     let mut lowered = vec![
         Lowered {
             strands: Vec::new(),
-            all: Whole::default(),
+            all: ProgramSummary::default(),
         };
         ranks as usize
     ];
@@ -256,7 +256,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
         }
     }
     let strands = || lowered.iter().flat_map(|rank| &rank.strands);
-    let all = Whole {
+    let all = ProgramSummary {
         partials: strands().any(Strand::has_partials),
         staged: strands().any(|strand| strand.peers.iter().any(|peer| peer.sent_staged > 0)),
         scratch: strands().map(|strand| strand.scratch).max().unwrap_or(0),
@@ -285,8 +285,8 @@ impl Strand {
     fn words(&self) -> usize {
         let operands = |body: &Body| 1 + body.sources.len() + body.targets.len();
         let group = |group: &Group| {
-            let told = group.tells.len() + group.last.len();
-            1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + told
+            let signaled = group.signals.len() + group.last_signals.len();
+            1 + group.waits.len() + group.bodies.iter().map(operands).sum::<usize>() + signaled
         };
         2 + self.peers.len() + self.groups.iter().map(group).sum::<usize>()
     }
@@ -297,7 +297,7 @@ type Block = (Place, u32);
 
 /// A step on one data block.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Micro {
+struct BlockStep {
     data: u32,
     work: Work,
     sources: Vec<Block>,
@@ -328,7 +328,7 @@ struct Plan<'a> {
     strand: u32,
     options: Options,
     /// By rank.
-    steps: Vec<Vec<Micro>>,
+    steps: Vec<Vec<BlockStep>>,
     messages: Messages,
 }
 
@@ -348,17 +348,17 @@ impl<'a> Plan<'a> {
             };
             let mut micros = Vec::new();
             for step in schedule.steps(strand, rank) {
-                for micro in contents.split(&step).ok_or(LowerError::Span { rank })? {
-                    let mut micro = micro;
-                    if let Some((to, number)) = &mut micro.sends {
+                for block_step in contents.split(&step).ok_or(LowerError::Span { rank })? {
+                    let mut block_step = block_step;
+                    if let Some((to, number)) = &mut block_step.sends {
                         let count = sent.entry((rank, *to)).or_default();
                         *number = *count;
                         *count += 1;
                     }
-                    if let Some((from, number, _)) = &mut micro.takes {
+                    if let Some((from, number, _)) = &mut block_step.takes {
                         let list = messages.entry((*from, rank)).or_default();
                         *number = list.len() as u32;
-                        let output = match (micro.work, micro.into) {
+                        let output = match (block_step.work, block_step.into) {
                             (Work::Move, Some((Place::Output, block))) => Some(block),
                             _ => None,
                         };
@@ -368,8 +368,8 @@ impl<'a> Plan<'a> {
                             number: 0,
                         });
                     }
-                    if !contents.is_idle(shape, rank, &micro, options.in_place) {
-                        micros.push(micro);
+                    if !contents.is_self_copy(shape, rank, &block_step, options.in_place) {
+                        micros.push(block_step);
                     }
                 }
             }
@@ -403,7 +403,7 @@ impl<'a> Plan<'a> {
                 }
             }
             let mut strands: Vec<Strand> = (0..self.shape.ranks()).map(|rank| self.rank(Rank(rank))).collect();
-            let history = check::run(&strands, self.options.slots).map_err(|rank| LowerError::Stuck {
+            let history = check::run(&strands, self.options.slots).map_err(|rank| LowerError::Deadlock {
                 strand: self.strand,
                 rank,
                 slots: self.options.slots,
@@ -412,10 +412,10 @@ impl<'a> Plan<'a> {
                 let shared = self.shape.shared(rank).filter(|_| self.options.in_place)?;
                 Some(i64::from(shared.output) - i64::from(shared.input))
             };
-            let early = check::too_early(&strands, &history, &self.messages, shift);
+            let early = check::premature_stores(&strands, &history, &self.messages, shift);
             if early.is_empty() {
                 self.join(&mut strands, shift);
-                tell_late(&mut strands);
+                defer_signals(&mut strands);
                 return Ok(strands);
             }
             for (from, to, number) in early {
@@ -432,7 +432,7 @@ impl<'a> Plan<'a> {
             strand.joined = fuse::joins_next(&strand.groups, strand.ahead as usize);
         }
         let is_right = check::run(strands, self.options.slots)
-            .is_ok_and(|history| check::too_early(strands, &history, &self.messages, shift).is_empty());
+            .is_ok_and(|history| check::premature_stores(strands, &history, &self.messages, shift).is_empty());
         if !is_right {
             for strand in strands {
                 strand.joined = false;
@@ -480,28 +480,28 @@ impl<'a> Plan<'a> {
 
 /// Defers signals that no rank waits for within a slice to the last slice: the owner of an output
 /// waits for all stores into it at the end.
-fn tell_late(strands: &mut [Strand]) {
+fn defer_signals(strands: &mut [Strand]) {
     let waited: Vec<Vec<Rank>> = strands
         .iter()
         .map(|strand| {
             let waits = strand.groups.iter().flat_map(|group| &group.waits);
             waits
                 .filter_map(|wait| match *wait {
-                    Word::Direct { peer, .. } => Some(peer),
+                    Signal::Direct { peer, .. } => Some(peer),
                     _ => None,
                 })
                 .collect()
         })
         .collect();
     for (rank, strand) in strands.iter_mut().enumerate() {
-        let is_late = |word: &Word| match *word {
-            Word::Direct { peer, .. } => !waited[peer.index()].contains(&Rank(rank as u32)),
+        let is_late = |word: &Signal| match *word {
+            Signal::Direct { peer, .. } => !waited[peer.index()].contains(&Rank(rank as u32)),
             _ => false,
         };
         for group in &mut strand.groups {
-            let (last, tells) = group.tells.iter().partition(|word| is_late(word));
-            group.last = last;
-            group.tells = tells;
+            let (last_signals, signals) = group.signals.iter().partition(|word| is_late(word));
+            group.last_signals = last_signals;
+            group.signals = signals;
         }
     }
 }
@@ -526,14 +526,14 @@ impl Blocks {
     }
 
     /// Splits a step into blocks; `None` if it names blocks that do not exist.
-    fn split(&self, step: &Step) -> Option<Vec<Micro>> {
+    fn split(&self, step: &Step) -> Option<Vec<BlockStep>> {
         let blocks = |span: &Span| span.range().map(|block| (span.place, block)).collect::<Vec<_>>();
-        let micro = |sources: Vec<Block>, into: Option<Block>, work| {
+        let block_step = |sources: Vec<Block>, into: Option<Block>, work| {
             let first = sources.first().copied().or(into);
-            Some(Micro {
+            Some(BlockStep {
                 data: match first {
                     Some(block) => self.data(block)?,
-                    None => NOTHING,
+                    None => NO_DATA,
                 },
                 work,
                 sources,
@@ -551,7 +551,7 @@ impl Blocks {
                     .map(|block| vec![*block])
                     .chain(spans.is_empty().then(Vec::new))
                 {
-                    let mut one = micro(block, None, Work::Move)?;
+                    let mut one = block_step(block, None, Work::Move)?;
                     one.sends = Some((*to, 0));
                     split.push(one);
                 }
@@ -563,7 +563,7 @@ impl Blocks {
                     .map(|block| Some(*block))
                     .chain(spans.is_empty().then_some(None))
                 {
-                    let mut one = micro(Vec::new(), block, Work::Move)?;
+                    let mut one = block_step(Vec::new(), block, Work::Move)?;
                     one.takes = Some((*from, 0, into.place.form()));
                     split.push(one);
                 }
@@ -571,7 +571,7 @@ impl Blocks {
             Step::RecvReduce { from, form, with, into } => {
                 let whole = into.place == Place::Output;
                 for (with, into) in blocks(with).into_iter().zip(blocks(into)) {
-                    let mut one = micro(vec![with], Some(into), Work::Reduce { whole })?;
+                    let mut one = block_step(vec![with], Some(into), Work::Reduce { whole })?;
                     one.takes = Some((*from, 0, *form));
                     split.push(one);
                 }
@@ -584,12 +584,12 @@ impl Blocks {
                         .iter()
                         .map(|column| column.get(index).copied())
                         .collect::<Option<Vec<_>>>()?;
-                    split.push(micro(row, Some(into), Work::Reduce { whole })?);
+                    split.push(block_step(row, Some(into), Work::Reduce { whole })?);
                 }
             }
             Step::Copy { from, into } => {
                 for (from, into) in blocks(from).into_iter().zip(blocks(into)) {
-                    split.push(micro(vec![from], Some(into), Work::Move)?);
+                    split.push(block_step(vec![from], Some(into), Work::Move)?);
                 }
             }
         }
@@ -597,12 +597,12 @@ impl Blocks {
     }
 
     /// Whether an in-place step copies a block onto itself.
-    fn is_idle(&self, shape: &Shape, rank: Rank, micro: &Micro, in_place: bool) -> bool {
+    fn is_self_copy(&self, shape: &Shape, rank: Rank, block_step: &BlockStep, in_place: bool) -> bool {
         let Some(shared) = shape.shared(rank).filter(|_| in_place) else {
             return false;
         };
         matches!(
-            (micro.work, micro.sources.as_slice(), micro.into, micro.takes),
+            (block_step.work, block_step.sources.as_slice(), block_step.into, block_step.takes),
             (Work::Move, [(Place::Input, from)], Some((Place::Output, into)), None)
                 if from.wrapping_sub(shared.input) == into.wrapping_sub(shared.output)
         )
@@ -610,4 +610,4 @@ impl Blocks {
 }
 
 /// The data block of a message without content.
-pub const NOTHING: u32 = u32::MAX;
+pub const NO_DATA: u32 = u32::MAX;

@@ -58,7 +58,7 @@ fn every_schedule_lowers_with_slots_for_its_longest_spans() {
 }
 
 #[test]
-fn four_slots_are_enough_for_what_sends_directly_or_around() {
+fn four_slots_suffice_for_direct_and_ring_schedules() {
     for algorithm in [
         Algorithm::FullMesh,
         Algorithm::OneShot,
@@ -97,12 +97,12 @@ fn too_few_slots_are_an_error_and_no_deadlock() {
     let halving = schedule(Algorithm::HalvingDoubling, Collective::AllReduce, 8);
     assert!(matches!(
         lower(&*halving, options),
-        Err(LowerError::Stuck { slots: 2, .. })
+        Err(LowerError::Deadlock { slots: 2, .. })
     ));
 }
 
 #[test]
-fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
+fn full_mesh_groups_sends_and_fuses_stores() {
     let mesh = schedule(Algorithm::FullMesh, Collective::AllReduce, 4);
     for in_place in [false, true] {
         let options = Options {
@@ -132,19 +132,19 @@ fn a_mesh_sends_all_at_once_and_stores_its_sum_everywhere_at_once() {
             let direct = sum
                 .targets
                 .iter()
-                .filter(|target| matches!(target.at, At::TheirOutput(..)));
+                .filter(|target| matches!(target.at, Location::TheirOutput(..)));
             assert_eq!(direct.count(), 3);
             // The sum is waited for only at the end; slot credits are returned with every slice.
-            let is_direct = |word: &Word| matches!(word, Word::Direct { .. });
-            assert_eq!(reduce.last.len(), 3);
-            assert!(reduce.last.iter().all(is_direct) && !reduce.tells.iter().any(is_direct));
-            assert!(send.last.is_empty() && send.tells.len() == 3);
+            let is_direct = |word: &Signal| matches!(word, Signal::Direct { .. });
+            assert_eq!(reduce.last_signals.len(), 3);
+            assert!(reduce.last_signals.iter().all(is_direct) && !reduce.signals.iter().any(is_direct));
+            assert!(send.last_signals.is_empty() && send.signals.len() == 3);
         }
     }
 }
 
 #[test]
-fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
+fn leading_sends_join_the_reduction() {
     let options = Options {
         in_place: false,
         direct: true,
@@ -174,20 +174,30 @@ fn sending_is_joined_to_reducing_where_it_is_ahead_of_it() {
         .iter()
         .flat_map(|rank| &rank.strands)
         .flat_map(|strand| &strand.groups);
-    let told: Vec<_> = groups.map(|group| (group.tells.len(), group.last.len())).collect();
-    assert_eq!(told.iter().filter(|told| **told == (1, 0)).count(), 2, "{told:?}");
-    assert_eq!(told.iter().filter(|told| **told == (0, 1)).count(), 1, "{told:?}");
+    let signaled: Vec<_> = groups
+        .map(|group| (group.signals.len(), group.last_signals.len()))
+        .collect();
+    assert_eq!(
+        signaled.iter().filter(|signaled| **signaled == (1, 0)).count(),
+        2,
+        "{signaled:?}"
+    );
+    assert_eq!(
+        signaled.iter().filter(|signaled| **signaled == (0, 1)).count(),
+        1,
+        "{signaled:?}"
+    );
     assert!(!chain[0].all.staged, "slices of any length");
 }
 
 /// Two ranks that send each other input and read what arrives, with this many slots.
 fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
     let strand = |peer| {
-        let staged = Word::Staged { peer, message: 0 };
-        let credit = Word::Credit { peer, staged: 0 };
-        let group = |waits: Word, tells: Word| Group {
+        let staged = Signal::Staged { peer, message: 0 };
+        let credit = Signal::Credit { peer, staged: 0 };
+        let group = |waits: Signal, signals: Signal| Group {
             waits: vec![waits],
-            tells: vec![tells],
+            signals: vec![signals],
             ..Group::default()
         };
         let traffic = Traffic {
@@ -207,7 +217,7 @@ fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
 }
 
 #[test]
-fn who_waits_for_a_slot_and_a_message_at_once_needs_two_slots() {
+fn mutual_sends_need_two_slots() {
     assert_eq!(ahead_of_each_other(1), Err(Rank(0)));
     assert_eq!(ahead_of_each_other(2), Ok(()));
 }
@@ -225,14 +235,14 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
         sources: vec![element(from)],
         targets: vec![element(into)],
     };
-    let read = Word::Staged {
+    let read = Signal::Staged {
         peer: Rank(1),
         message: 0,
     };
     let store = Group {
         waits: if waits { vec![read] } else { Vec::new() },
-        bodies: vec![body(At::Input(0), At::TheirOutput(Rank(1), 0))],
-        tells: vec![Word::Direct {
+        bodies: vec![body(Location::Input(0), Location::TheirOutput(Rank(1), 0))],
+        signals: vec![Signal::Direct {
             peer: Rank(1),
             message: 0,
         }],
@@ -240,8 +250,8 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
     };
     let send = Group {
         waits: Vec::new(),
-        bodies: vec![body(At::Input(0), At::TheirSlot(Rank(0), 0))],
-        tells: vec![Word::Staged {
+        bodies: vec![body(Location::Input(0), Location::TheirSlot(Rank(0), 0))],
+        signals: vec![Signal::Staged {
             peer: Rank(0),
             message: 0,
         }],
@@ -266,7 +276,7 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
 }
 
 #[test]
-fn a_store_into_what_is_still_to_be_read_is_found() {
+fn premature_stores_are_detected() {
     let message = |is_direct: bool| Message {
         output: is_direct.then_some(0),
         is_direct,
@@ -279,7 +289,7 @@ fn a_store_into_what_is_still_to_be_read_is_found() {
     let early = |waits, shift| {
         let strands = store_into_what_is_read(waits);
         let history = check::run(&strands, 16).unwrap_or_else(|rank| panic!("rank {rank} waits for ever"));
-        check::too_early(&strands, &history, &messages, |_| shift)
+        check::premature_stores(&strands, &history, &messages, |_| shift)
     };
     assert_eq!(early(false, Some(0)), [(Rank(0), Rank(1), 0)]);
     assert!(early(true, Some(0)).is_empty(), "it waits for who reads");

@@ -20,7 +20,7 @@ pub use device::{DeviceMemory, DeviceMemoryOptions};
 pub use dma_buf::DmaBuf;
 pub use foreign::{Foreign, IpcHandle, MemoryType, PointerInfo};
 pub use host::HostMemory;
-pub use share::{Handle, Shareable, Shared};
+pub use share::{ExportedRange, MemoryHandle, Shareable};
 
 use crate::error::Error;
 use crate::resource::{MemorySpace, Resource};
@@ -166,8 +166,8 @@ impl<'a> Span<'a> {
 impl Span<'_> {
     /// The same range as a value that keeps its memory.
     #[must_use]
-    pub fn keep(self) -> Part {
-        Part {
+    pub fn keep(self) -> OwnedSpan {
+        OwnedSpan {
             resource: Arc::clone(self.resource),
             offset: self.offset,
             len: self.len,
@@ -177,13 +177,13 @@ impl Span<'_> {
 
 /// A range that keeps its memory, of any kind. Handles are reference-counted.
 #[derive(Clone)]
-pub struct Part {
+pub struct OwnedSpan {
     resource: Arc<Resource>,
     offset: usize,
     len: usize,
 }
 
-impl Part {
+impl OwnedSpan {
     /// Its device pointer.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
@@ -191,14 +191,14 @@ impl Part {
     }
 }
 
-impl Sealed for Part {
+impl Sealed for OwnedSpan {
     #[allow(private_interfaces)] // As declared in the trait.
     fn resource(&self) -> &Arc<Resource> {
         &self.resource
     }
 }
 
-impl Memory for Part {
+impl Memory for OwnedSpan {
     fn len(&self) -> usize {
         self.len
     }
@@ -212,7 +212,7 @@ impl Memory for Part {
     }
 }
 
-impl fmt::Debug for Part {
+impl fmt::Debug for OwnedSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.all().fmt(f)
     }

@@ -11,7 +11,7 @@ use std::ptr;
 
 use super::device::{DeviceMemory, DeviceMemoryOptions, check_peer_access, round_up};
 use super::foreign::{Foreign, IpcHandle};
-use super::{Memory, Part};
+use super::{Memory, OwnedSpan};
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
@@ -83,7 +83,7 @@ impl DeviceMemoryOptions<'_> {
 
 /// The handle by which another process opens an allocation.
 #[derive(Debug)]
-pub enum Handle {
+pub enum MemoryHandle {
     /// The file descriptor of a VMM allocation, sent over a Unix socket.
     Descriptor(OwnedFd),
     /// The bytes that `cuIpcOpenMemHandle` takes, for other processes of this host.
@@ -92,9 +92,9 @@ pub enum Handle {
 
 /// A range of memory as exported to another process.
 #[derive(Debug)]
-pub struct Shared {
+pub struct ExportedRange {
     /// The handle of the allocation.
-    pub handle: Handle,
+    pub handle: MemoryHandle,
     /// Bytes of the allocation.
     pub allocation: usize,
     /// Offset of the range in the allocation.
@@ -109,13 +109,13 @@ pub trait Shareable: Memory + core::fmt::Debug {
     ///
     /// # Errors
     /// [`Error::MultipleMappings`], or the driver's error for memory that cannot be shared.
-    fn share(&self) -> Result<Shared, Error>;
+    fn share(&self) -> Result<ExportedRange, Error>;
 }
 
 impl Shareable for DeviceMemory {
-    fn share(&self) -> Result<Shared, Error> {
-        Ok(Shared {
-            handle: Handle::Descriptor(self.export_fd()?),
+    fn share(&self) -> Result<ExportedRange, Error> {
+        Ok(ExportedRange {
+            handle: MemoryHandle::Descriptor(self.export_fd()?),
             allocation: self.len(),
             offset: 0,
             len: self.len(),
@@ -124,21 +124,21 @@ impl Shareable for DeviceMemory {
 }
 
 impl Shareable for Foreign {
-    fn share(&self) -> Result<Shared, Error> {
+    fn share(&self) -> Result<ExportedRange, Error> {
         let (allocation, is_mapped) = self.allocation()?;
         let (handle, offset) = if is_mapped {
             let (fd, offset) = self.export_fd()?;
-            (Handle::Descriptor(fd), offset)
+            (MemoryHandle::Descriptor(fd), offset)
         } else {
             let (handle, offset) = self.ipc_handle()?;
-            (Handle::Ipc(handle), offset)
+            (MemoryHandle::Ipc(handle), offset)
         };
         let len = self.len();
         if offset.saturating_add(len) > allocation {
             let first = allocation.saturating_sub(offset);
-            return Err(Error::Scattered { len, first });
+            return Err(Error::MultipleMappings { len, first });
         }
-        Ok(Shared {
+        Ok(ExportedRange {
             handle,
             allocation,
             offset,
@@ -147,7 +147,7 @@ impl Shareable for Foreign {
     }
 }
 
-impl Shared {
+impl ExportedRange {
     /// Maps it for the device of `context`. A descriptor is not needed afterwards.
     ///
     /// # Safety
@@ -157,10 +157,10 @@ impl Shared {
     /// # Errors
     /// As [`DeviceMemory::import`] and [`Foreign::open`]; [`Error::NoPeerAccess`] if the device has
     /// no access, [`Error::OutOfBounds`] if the range exceeds the allocation.
-    pub unsafe fn open(&self, context: &Context) -> Result<Part, Error> {
+    pub unsafe fn open(&self, context: &Context) -> Result<OwnedSpan, Error> {
         let range = self.offset..self.offset.saturating_add(self.len);
         match &self.handle {
-            Handle::Descriptor(fd) => {
+            MemoryHandle::Descriptor(fd) => {
                 let memory = DeviceMemory::import(context, fd.as_fd(), self.allocation)?;
                 // Peer access to a device that this process does not see cannot be queried.
                 if let Some(home) = memory.device().filter(|home| *home != context.device()) {
@@ -168,7 +168,7 @@ impl Shared {
                 }
                 Ok(memory.span(range)?.keep())
             }
-            Handle::Ipc(handle) => {
+            MemoryHandle::Ipc(handle) => {
                 // SAFETY: the caller's promise, verbatim.
                 let memory = unsafe { Foreign::open(context, handle)? };
                 Ok(memory.span(range)?.keep())

@@ -21,8 +21,10 @@ use crate::memory::Span;
 use crate::module::{Kernel, Launch, Module, excerpt};
 use crate::stream::Stream;
 
-pub use plan::{Arguments, KernelName, MAX_SOURCES, MAX_THREADS, Reduction, Shape, SourceAt, Unfit};
-pub use types::{DataType, Form, Operator, Scalar};
+pub use plan::{
+    Arguments, InvalidReduction, KernelName, LaunchConfig, MAX_SOURCES, MAX_THREADS, Reduction, SourceOperand,
+};
+pub use types::{DataType, OperandKind, Operator, Scalar};
 
 /// All kernels.
 const PTX: &str = include_str!("../../kernels/reduce.ptx");
@@ -31,7 +33,7 @@ const PTX: &str = include_str!("../../kernels/reduce.ptx");
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     span: Span<'a>,
-    form: Form,
+    kind: OperandKind,
     scalar: Option<Scalar>,
 }
 
@@ -41,7 +43,7 @@ impl<'a> Source<'a> {
     pub fn elements(span: Span<'a>) -> Self {
         Self {
             span,
-            form: Form::Element,
+            kind: OperandKind::Element,
             scalar: None,
         }
     }
@@ -50,7 +52,7 @@ impl<'a> Source<'a> {
     #[must_use]
     pub fn partials(span: Span<'a>) -> Self {
         Self {
-            form: Form::Partial,
+            kind: OperandKind::Partial,
             ..Self::elements(span)
         }
     }
@@ -71,10 +73,10 @@ impl<'a> Source<'a> {
 pub enum ReduceError {
     /// The operands are invalid.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    InvalidReduction(#[from] InvalidReduction),
     /// The operands have different element counts.
     #[error(
-        "memory of {len} bytes for {elements} elements of {bytes} bytes: all memories of a reduction must be equally many elements long"
+        "memory of {len} bytes for {elements} elements of {bytes} bytes: all memories of a reduction must have the same number of elements"
     )]
     Length {
         /// Bytes of the memory.
@@ -96,7 +98,7 @@ pub enum ReduceError {
 pub struct Reducer {
     context: Context,
     ptx: Cow<'static, str>,
-    shape: Shape,
+    config: LaunchConfig,
     kernels: [OnceLock<Kernel>; plan::Function::COUNT * DataType::ALL.len()],
 }
 
@@ -104,35 +106,35 @@ impl Reducer {
     /// The embedded kernels with the launch configuration that measured fastest.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, PTX, Shape::default())
+        Self::with(context, PTX, LaunchConfig::default())
     }
 
     /// Kernels of another build (`cargo xtask kernels --unroll 4`), or another launch
     /// configuration, for comparison.
     #[must_use]
-    pub fn with_ptx(context: &Context, ptx: String, shape: Shape) -> Self {
-        Self::with(context, ptx, shape)
+    pub fn with_ptx(context: &Context, ptx: String, config: LaunchConfig) -> Self {
+        Self::with(context, ptx, config)
     }
 
     /// The embedded kernels with this launch configuration.
     #[must_use]
-    pub fn with_shape(context: &Context, shape: Shape) -> Self {
-        Self::with(context, PTX, shape)
+    pub fn with_config(context: &Context, config: LaunchConfig) -> Self {
+        Self::with(context, PTX, config)
     }
 
-    fn with(context: &Context, ptx: impl Into<Cow<'static, str>>, shape: Shape) -> Self {
+    fn with(context: &Context, ptx: impl Into<Cow<'static, str>>, config: LaunchConfig) -> Self {
         Self {
             context: context.clone(),
             ptx: ptx.into(),
-            shape,
+            config,
             kernels: [const { OnceLock::new() }; _],
         }
     }
 
     /// Its launch configuration.
     #[must_use]
-    pub fn shape(&self) -> Shape {
-        self.shape
+    pub fn config(&self) -> LaunchConfig {
+        self.config
     }
 
     /// Enqueues on `stream` the reduction of `sources`, in order, into `into`. The target may be
@@ -151,31 +153,31 @@ impl Reducer {
         data: DataType,
         operator: Operator,
         sources: &[Source<'_>],
-        into: (Form, Span<'_>),
+        into: (OperandKind, Span<'_>),
     ) -> Result<(), ReduceError> {
         let count = sources.len();
         if count == 0 || count > MAX_SOURCES {
-            return Err(Unfit::Sources(count).into());
+            return Err(InvalidReduction::Sources(count).into());
         }
         let elements = into.1.len() / data.bytes_of(into.0);
         length(data, into.0, into.1, elements)?;
-        let mut at = [SourceAt {
+        let mut at = [SourceOperand {
             address: 0,
-            form: Form::Element,
+            kind: OperandKind::Element,
             scalar: None,
         }; MAX_SOURCES];
         let mut uses = [into.1; MAX_SOURCES + 1];
         for (index, source) in sources.iter().enumerate() {
-            length(data, source.form, source.span, elements)?;
-            at[index] = SourceAt {
+            length(data, source.kind, source.span, elements)?;
+            at[index] = SourceOperand {
                 address: source.span.device_ptr().0,
-                form: source.form,
+                kind: source.kind,
                 scalar: source.scalar,
             };
             uses[index + 1] = source.span;
         }
         let into = (into.0, into.1.device_ptr().0);
-        let reduction = Reduction::new(data, operator, &at[..count], into, elements as u64, self.shape)?;
+        let reduction = Reduction::new(data, operator, &at[..count], into, elements as u64, self.config)?;
         // SAFETY: every span holds the elements that the kernel accesses in it, and is kept; the
         // target is exactly a source or overlaps none.
         unsafe { self.launch(stream, &reduction, &uses[..=count]) }
@@ -234,14 +236,14 @@ impl fmt::Debug for Reducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reducer")
             .field("device", &self.context.device())
-            .field("shape", &self.shape)
+            .field("shape", &self.config)
             .finish_non_exhaustive()
     }
 }
 
 /// Checks that a memory holds exactly this many elements.
-fn length(data: DataType, form: Form, span: Span<'_>, elements: usize) -> Result<(), ReduceError> {
-    let (len, bytes) = (span.len(), data.bytes_of(form));
+fn length(data: DataType, kind: OperandKind, span: Span<'_>, elements: usize) -> Result<(), ReduceError> {
+    let (len, bytes) = (span.len(), data.bytes_of(kind));
     if elements.checked_mul(bytes) == Some(len) {
         Ok(())
     } else {

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use super::types::{DataType, Form, Operator, Scalar};
+use super::types::{DataType, OperandKind, Operator, Scalar};
 
 /// The maximum number of sources per pass.
 pub const MAX_SOURCES: usize = 8;
@@ -14,11 +14,11 @@ const GROUP: u64 = 16;
 
 /// A source given by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SourceAt {
+pub struct SourceOperand {
     /// Its address.
     pub address: u64,
     /// Elements or partial results.
-    pub form: Form,
+    pub kind: OperandKind,
     /// The factor applied to each element first, with rounding; for elements only.
     pub scalar: Option<Scalar>,
 }
@@ -26,14 +26,14 @@ pub struct SourceAt {
 /// Why a reduction is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unfit {
+pub enum InvalidReduction {
     /// No sources, or more than a kernel takes.
     #[error(
         "{0} sources to reduce: one pass takes 1 to {MAX_SOURCES}; reduce more of them in several, through partial results"
     )]
     Sources(usize),
     /// A memory is not aligned to its elements.
-    #[error("memory at {address:#x} for elements of {bytes} bytes: its address must be a multiple of that")]
+    #[error("memory at {address:#x} for elements of {bytes} bytes: its address must be a multiple of the element size")]
     Misaligned {
         /// Its address.
         address: u64,
@@ -41,7 +41,7 @@ pub enum Unfit {
         bytes: u64,
     },
     /// A memory exceeds the address space.
-    #[error("{elements} elements at {address:#x} do not end at any address")]
+    #[error("{elements} elements at {address:#x} exceed the address space")]
     TooLong {
         /// Its address.
         address: u64,
@@ -50,7 +50,7 @@ pub enum Unfit {
     },
     /// The target overlaps a source.
     #[error(
-        "the target at {target:#x} lies across the source at {source_at:#x}: it may be a source exactly, in the same form, or must be apart from all"
+        "the target at {target:#x} overlaps the source at {source_at:#x}: it may be exactly a source, of the same kind, or must overlap none"
     )]
     Overlap {
         /// The target's address.
@@ -59,13 +59,13 @@ pub enum Unfit {
         source_at: u64,
     },
     /// A scalar for an operand that cannot be scaled.
-    #[error("a scalar for {what}: only sources of elements are multiplied, and only in a sum")]
+    #[error("a scalar for {what}: only sources of elements can be scaled, and only in a sum")]
     Scaled {
         /// The operand.
         what: &'static str,
     },
     /// A scalar of the wrong type.
-    #[error("a scalar of {scalar} for elements of {data}: it must be of {}, which they accumulate in", data.accumulator())]
+    #[error("a scalar of {scalar} for elements of {data}: it must be of {}, their accumulator type", data.accumulator())]
     Scalar {
         /// The scalar's type.
         scalar: DataType,
@@ -150,7 +150,7 @@ const _: () = assert!(size_of::<Arguments>() == 176);
 
 /// A launch configuration, for tuning. No more threads are launched than there is work for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct LaunchConfig {
     /// Threads per block: a multiple of 32, up to [`MAX_THREADS`].
     pub threads: u32,
     /// The maximum number of blocks. With fewer blocks than tiles, each block loops.
@@ -160,7 +160,7 @@ pub struct Shape {
     pub unroll: u32,
 }
 
-impl Default for Shape {
+impl Default for LaunchConfig {
     /// One block per tile.
     fn default() -> Self {
         Self {
@@ -193,16 +193,16 @@ impl Reduction {
     pub fn new(
         data: DataType,
         operator: Operator,
-        sources: &[SourceAt],
-        into: (Form, u64),
+        sources: &[SourceOperand],
+        into: (OperandKind, u64),
         elements: u64,
-        shape: Shape,
-    ) -> Result<Self, Unfit> {
+        config: LaunchConfig,
+    ) -> Result<Self, InvalidReduction> {
         if sources.is_empty() || sources.len() > MAX_SOURCES {
-            return Err(Unfit::Sources(sources.len()));
+            return Err(InvalidReduction::Sources(sources.len()));
         }
-        if shape.threads == 0 || shape.threads > MAX_THREADS || !shape.threads.is_multiple_of(32) {
-            return Err(Unfit::Threads(shape.threads));
+        if config.threads == 0 || config.threads > MAX_THREADS || !config.threads.is_multiple_of(32) {
+            return Err(InvalidReduction::Threads(config.threads));
         }
         let mut arguments = Arguments {
             into: into.1,
@@ -212,16 +212,16 @@ impl Reduction {
         };
         let target = extent(data, into.0, into.1, elements)?;
         for (index, source) in sources.iter().enumerate() {
-            let memory = extent(data, source.form, source.address, elements)?;
-            let same = source.address == into.1 && data.bytes_of(source.form) == data.bytes_of(into.0);
+            let memory = extent(data, source.kind, source.address, elements)?;
+            let same = source.address == into.1 && data.bytes_of(source.kind) == data.bytes_of(into.0);
             if !same && memory.start < target.end && target.start < memory.end {
-                return Err(Unfit::Overlap {
+                return Err(InvalidReduction::Overlap {
                     target: into.1,
                     source_at: source.address,
                 });
             }
             arguments.sources[index] = source.address;
-            if is_partial(data, source.form) {
+            if is_partial(data, source.kind) {
                 arguments.partials |= 1 << index;
             }
         }
@@ -233,51 +233,57 @@ impl Reduction {
         Ok(Self {
             kernel: KernelName { data, function },
             arguments,
-            blocks: arguments.blocks(data, shape),
-            threads: shape.threads,
+            blocks: arguments.blocks(data, config),
+            threads: config.threads,
         })
     }
 }
 
 /// Whether the memory holds partial results whose type differs from the elements'.
-fn is_partial(data: DataType, form: Form) -> bool {
-    form == Form::Partial && data.accumulator() != data
+fn is_partial(data: DataType, kind: OperandKind) -> bool {
+    kind == OperandKind::Partial && data.accumulator() != data
 }
 
 /// The address range of the elements, checked for overflow.
-fn extent(data: DataType, form: Form, address: u64, elements: u64) -> Result<core::ops::Range<u64>, Unfit> {
-    let bytes = data.bytes_of(form) as u64;
+fn extent(
+    data: DataType,
+    kind: OperandKind,
+    address: u64,
+    elements: u64,
+) -> Result<core::ops::Range<u64>, InvalidReduction> {
+    let bytes = data.bytes_of(kind) as u64;
     if !address.is_multiple_of(bytes) {
-        return Err(Unfit::Misaligned { address, bytes });
+        return Err(InvalidReduction::Misaligned { address, bytes });
     }
     let end = elements.checked_mul(bytes).and_then(|len| address.checked_add(len));
-    end.map(|end| address..end).ok_or(Unfit::TooLong { address, elements })
+    end.map(|end| address..end)
+        .ok_or(InvalidReduction::TooLong { address, elements })
 }
 
 /// The kernel function for an operator; sets the divisor and the scalars.
 fn function(
     data: DataType,
     operator: Operator,
-    sources: &[SourceAt],
-    into: Form,
+    sources: &[SourceOperand],
+    into: OperandKind,
     arguments: &mut Arguments,
-) -> Result<Function, Unfit> {
+) -> Result<Function, InvalidReduction> {
     let is_scaled = sources.iter().any(|source| source.scalar.is_some());
     if is_scaled {
         if operator != Operator::Sum {
-            return Err(Unfit::Scaled { what: operator.name() });
+            return Err(InvalidReduction::Scaled { what: operator.name() });
         }
         for (source, bits) in sources.iter().zip(&mut arguments.scalars) {
             // A factor of one changes nothing.
             let scalar = source.scalar.unwrap_or(Scalar::one(data));
-            if source.form == Form::Partial && source.scalar.is_some() {
-                return Err(Unfit::Scaled {
+            if source.kind == OperandKind::Partial && source.scalar.is_some() {
+                return Err(InvalidReduction::Scaled {
                     what: "partial results",
                 });
             }
-            if scalar.over() != data.accumulator() {
-                return Err(Unfit::Scalar {
-                    scalar: scalar.over(),
+            if scalar.data_type() != data.accumulator() {
+                return Err(InvalidReduction::Scalar {
+                    scalar: scalar.data_type(),
                     data,
                 });
             }
@@ -290,9 +296,9 @@ fn function(
         Operator::Prod => Function::Prod,
         Operator::Min => Function::Min,
         Operator::Max => Function::Max,
-        Operator::Avg { ranks: 0 } => return Err(Unfit::NoRanks),
+        Operator::Avg { ranks: 0 } => return Err(InvalidReduction::NoRanks),
         // Partial results are divided when they are finished.
-        Operator::Avg { .. } if into == Form::Partial => Function::Sum,
+        Operator::Avg { .. } if into == OperandKind::Partial => Function::Sum,
         Operator::Avg { ranks } => {
             arguments.divisor = ranks;
             Function::Avg
@@ -323,10 +329,10 @@ impl Arguments {
     }
 
     /// The larger of one block per tile and one thread per head or tail element.
-    fn blocks(&self, data: DataType, shape: Shape) -> u32 {
-        let threads = u64::from(shape.threads);
+    fn blocks(&self, data: DataType, config: LaunchConfig) -> u32 {
+        let threads = u64::from(config.threads);
         let each = GROUP / data.bytes() as u64;
-        let unroll = u64::from(shape.unroll.max(1));
+        let unroll = u64::from(config.unroll.max(1));
         let tiles = match (self.partials, data.bytes()) {
             (0, 1) => self.groups.div_ceil(threads * unroll.div_ceil(2)),
             (0, _) => self.groups.div_ceil(threads * unroll),
@@ -334,7 +340,7 @@ impl Arguments {
             _ => (self.groups * each).div_ceil(threads * 16),
         };
         let single = self.elements - self.groups * each;
-        let most = u64::from(shape.blocks.clamp(1, i32::MAX as u32));
+        let most = u64::from(config.blocks.clamp(1, i32::MAX as u32));
         tiles.max(single.div_ceil(threads)).min(most) as u32
     }
 }

@@ -91,10 +91,10 @@ impl DataType {
 
     /// Bytes per element, for an operand kind.
     #[must_use]
-    pub const fn bytes_of(self, form: Form) -> usize {
-        match form {
-            Form::Element => self.bytes(),
-            Form::Partial => self.accumulator().bytes(),
+    pub const fn bytes_of(self, kind: OperandKind) -> usize {
+        match kind {
+            OperandKind::Element => self.bytes(),
+            OperandKind::Partial => self.accumulator().bytes(),
         }
     }
 }
@@ -107,7 +107,7 @@ impl fmt::Display for DataType {
 
 /// The contents of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum OperandKind {
     /// Elements.
     Element,
     /// Partial results in the [accumulator type](DataType::accumulator): not yet rounded or
@@ -151,15 +151,15 @@ impl Operator {
 /// Converted from a number of that type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Scalar {
-    over: DataType,
+    data_type: DataType,
     bits: u64,
 }
 
 impl Scalar {
     /// Its type.
     #[must_use]
-    pub const fn over(self) -> DataType {
-        self.over
+    pub const fn data_type(self) -> DataType {
+        self.data_type
     }
 
     /// Its bits; types of less than 8 bytes use the lowest.
@@ -173,7 +173,7 @@ impl Scalar {
         match data.accumulator() {
             DataType::F32 => 1f32.into(),
             DataType::F64 => 1f64.into(),
-            over => Self { over, bits: 1 },
+            data_type => Self { data_type, bits: 1 },
         }
     }
 }
@@ -182,7 +182,7 @@ macro_rules! scalars {
     ($($type:ty: $name:ident, |$value:ident| $bits:expr;)*) => {
         $(impl From<$type> for Scalar {
             fn from($value: $type) -> Self {
-                Self { over: DataType::$name, bits: $bits }
+                Self { data_type: DataType::$name, bits: $bits }
             }
         })*
     };
