@@ -29,6 +29,7 @@ const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 ///
 /// # Errors
 /// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB; [`Error::BadPath`].
+#[doc(alias = "ibv_reg_dmabuf_mr")]
 pub fn register<R: Rights>(pd: &ProtectionDomain, memory: &GpuMemory, rights: R) -> Result<GpuBuffer<R>, Error> {
     GpuRegistration::from_environment(pd)?.register(memory, rights)
 }

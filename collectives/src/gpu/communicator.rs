@@ -6,13 +6,14 @@ use std::time::Instant;
 use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
 use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream};
 
+use super::agree::agree;
 use super::call::{Checked, GpuCall};
 use super::choice::Choice;
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
-use super::peers::{Mapped, Peers, Sizes};
+use super::peers::{Mapped, Peers};
 use super::split::{self, SideStream};
 use super::staged::Staged;
 use super::types;
@@ -22,9 +23,6 @@ use crate::communicator::Communicator;
 use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
-
-/// The default limit of staging memory.
-const STAGING: usize = 1 << 30;
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
@@ -40,6 +38,7 @@ const STAGING: usize = 1 << 30;
 /// Failures are reported by the next call, or [`check`](Self::check). When a rank is gone or has
 /// aborted, stream waits for it are released on all other ranks: their results are invalid, and the
 /// GPUs remain usable.
+#[doc(alias = "ncclComm_t")]
 pub struct GpuCommunicator {
     // Declared first: the watchdog runs until the other fields are dropped.
     watchdog: Watchdog,
@@ -94,6 +93,7 @@ impl GpuCommunicator {
     /// # Errors
     /// If a rank does not arrive, or the driver refuses something. Missing peer access between GPUs
     /// is not an error: see [`why_staged`](Self::why_staged).
+    #[doc(alias = "ncclCommInitRank")]
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
         let (options, sizes) = agree(&comm, options, Some(context))?;
         let met =
@@ -148,12 +148,14 @@ impl GpuCommunicator {
 
     /// This rank.
     #[must_use]
+    #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> Rank {
         self.comm.rank()
     }
 
     /// The number of ranks.
     #[must_use]
+    #[doc(alias = "ncclCommCount")]
     pub fn size(&self) -> u32 {
         self.comm.size()
     }
@@ -208,6 +210,7 @@ impl GpuCommunicator {
     /// # Errors
     /// If a rank is gone or has aborted, an operation has exceeded its deadline, or the host's part
     /// of one has failed.
+    #[doc(alias = "ncclCommGetAsyncError")]
     pub fn check(&self) -> Result<(), GpuError> {
         if let Some(error) = self.staged.error() {
             return Err(error);
@@ -219,6 +222,7 @@ impl GpuCommunicator {
     }
 
     /// Fails all operations on all ranks and releases stream waits. See [`Communicator::abort`].
+    #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self, reason: &str) {
         self.comm.abort(reason);
     }
@@ -240,6 +244,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
+    #[doc(alias = "ncclCommRegister")]
     pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
         let OperationPath::Direct(peers) = &self.way else {
             return Ok(());
@@ -263,6 +268,7 @@ impl GpuCommunicator {
     /// Deregisters memory. Collective: all ranks call it between the same operations. For memory
     /// shared by IPC handle it returns once earlier operations are done and all ranks have closed
     /// it, or the communicator has failed; graphs that use it must be dropped first.
+    #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(&self, memory: &impl Memory) {
         let start = memory.all().device_ptr();
         let mut state = self.state();
@@ -329,6 +335,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`Communicator::destroy`], and failures of the host's part of operations.
+    #[doc(alias("ncclCommDestroy", "ncclCommFinalize"))]
     pub fn destroy(self) -> Result<(), GpuError> {
         let Self {
             watchdog,
@@ -569,91 +576,6 @@ impl Communicator {
             .err();
         Ok(())
     }
-}
-
-/// Agrees on rank 0's options, and on the minimum of all ranks' memory sizes.
-fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) -> Result<(GpuOptions, Sizes), GpuError> {
-    let staging = match (options.sizes, context) {
-        (Some(sizes), _) => sizes.staging,
-        (None, Some(context)) => (context.device().total_memory()? / 32).min(STAGING),
-        (None, None) => STAGING,
-    };
-    let executor = options.executor.map_or(0, |executor| 1 + executor as u64);
-    let copiers = options.copiers.unwrap_or(0);
-    let sizes = options.sizes.unwrap_or_default();
-    let mine = [
-        executor,
-        options.slice.unwrap_or(0),
-        copiers.into(),
-        options.blocks.unwrap_or(0).into(),
-        options.cut.unwrap_or(0).into(),
-        options.share.unwrap_or(0).into(),
-        sizes.flags as u64,
-        sizes.slots as u64,
-        sizes.small as u64,
-        sizes.fifos as u64,
-        staging as u64,
-    ];
-    let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_be_bytes()).collect();
-    let message = comm.exchanging(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
-    let numbers = |message: &Vec<u8>| -> Vec<u64> {
-        message
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|bytes| u64::from_be_bytes(*bytes))
-            .collect()
-    };
-    let all: Vec<_> = message.iter().map(numbers).collect();
-    let first = all.first().filter(|first| {
-        all.iter()
-            .all(|one| one.len() == first.len() && one.len() == mine.len())
-    });
-    let Some(
-        &[
-            executor,
-            slice,
-            copiers,
-            blocks,
-            cut,
-            share,
-            flags,
-            slots,
-            small,
-            fifos,
-            _,
-        ],
-    ) = first.map(Vec::as_slice)
-    else {
-        return Err(GpuError::Refused {
-            what: "a communicator of GPUs",
-            reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
-                .to_owned(),
-        });
-    };
-    let sizes = Sizes {
-        flags: flags as usize,
-        slots: slots as usize,
-        small: small as usize,
-        fifos: fifos as usize,
-        staging: all
-            .iter()
-            .filter_map(|one| one.last())
-            .min()
-            .map_or(0, |least| *least as usize),
-    };
-    let options = GpuOptions {
-        executor: executor
-            .checked_sub(1)
-            .and_then(|at| Executor::ALL.get(at as usize).copied()),
-        sizes: Some(sizes),
-        slice: (slice > 0).then_some(slice),
-        copiers: (copiers > 0).then_some(copiers as u8),
-        blocks: (blocks > 0).then_some(blocks as u32),
-        cut: (cut > 0).then_some(cut as u32),
-        share: (share > 0).then_some(share as u8),
-    };
-    Ok((options, sizes))
 }
 
 impl core::fmt::Debug for GpuCommunicator {

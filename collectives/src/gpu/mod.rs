@@ -4,8 +4,8 @@
 //! rank. With peer access the GPUs execute operations among themselves, by the same plans as the
 //! host executor; without, operations are staged through the host.
 //!
-//! - `communicator` and `operations`: the API; `call`: validation; `options`; `choice`: executor
-//!   and algorithm selection.
+//! - `communicator` and `operations`: the API; `call`: validation; `options`, and
+//!   `agree` among ranks on them; `choice`: executor and algorithm selection.
 //! - [`peers`]: memory that the ranks map of each other; `offer`: its description; `descriptors`:
 //!   file descriptor passing.
 //! - [`lower`]: from plans to kernel programs; [`program`] and [`kernel`]: the kernel executor;
@@ -15,6 +15,7 @@
 //!   host memory.
 //! - `watch`: the watchdog for failed ranks.
 
+mod agree;
 mod call;
 mod choice;
 mod communicator;

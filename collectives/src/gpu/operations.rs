@@ -19,6 +19,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<'a>(
         &self,
         input: Span<'a>,
@@ -41,6 +42,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclAllGather")]
     pub fn all_gather<'a>(
         &self,
         input: Span<'a>,
@@ -59,6 +61,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclReduceScatter")]
     pub fn reduce_scatter<'a>(
         &self,
         input: Span<'a>,
@@ -82,6 +85,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<'a>(
         &self,
         input: Option<Span<'a>>,
@@ -105,6 +109,7 @@ impl GpuCommunicator {
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
     #[expect(clippy::too_many_arguments, reason = "as the others of its kind have them")]
+    #[doc(alias = "ncclReduce")]
     pub fn reduce<'a>(
         &self,
         input: Span<'a>,
@@ -130,6 +135,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclGather")]
     pub fn gather<'a>(
         &self,
         input: Span<'a>,
@@ -153,6 +159,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclScatter")]
     pub fn scatter<'a>(
         &self,
         input: Option<Span<'a>>,
@@ -175,6 +182,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias = "ncclAlltoAll")]
     pub fn all_to_all<'a>(
         &self,
         input: Span<'a>,
@@ -194,6 +202,7 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
+    #[doc(alias("ncclSend", "ncclRecv"))]
     pub fn send_receive<'a>(
         &self,
         input: Span<'a>,

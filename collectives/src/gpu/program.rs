@@ -118,6 +118,7 @@ pub enum ProgramError {
 }
 
 /// The kernel's `Operation`.
+// fields: the layout of the kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {

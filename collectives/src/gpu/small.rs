@@ -78,6 +78,7 @@ pub struct Operation {
 }
 
 /// The kernel's `Small`.
+// fields: the layout of the kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Arguments {

@@ -18,6 +18,7 @@ use crate::sys::{self, RawContext, status};
 
 /// The primary context of a device, retained as long as anything made in it exists.
 #[derive(Clone)]
+#[doc(alias = "CUcontext")]
 pub struct Context(Arc<Inner>);
 
 struct Inner {
@@ -70,6 +71,7 @@ impl Context {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias = "cuCtxSetCurrent")]
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained.
         let status = unsafe { (self.driver().table().ctx_set_current)(self.0.raw) };
@@ -85,6 +87,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuCtxSynchronize", "cudaDeviceSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
         let entered = self.enter()?;
         // SAFETY: the context is current.
@@ -99,6 +102,7 @@ impl Context {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuMemGetInfo", "cudaMemGetInfo"))]
     pub fn memory_info(&self) -> Result<(usize, usize), Error> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -114,6 +118,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::NoPeerAccess`] if the devices have no peer access, or another driver error.
+    #[doc(alias("cuCtxEnablePeerAccess", "cudaDeviceEnablePeerAccess"))]
     pub fn enable_peer_access(&self, other: &Self) -> Result<(), Error> {
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained, and this one is current.
@@ -134,6 +139,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Missing`] before CUDA 12.1, or the driver's error.
+    #[doc(alias = "CU_CTX_SYNC_MEMOPS")]
     pub fn set_sync_memops(&self) -> Result<(), Error> {
         let driver = self.driver();
         let (Some(get), Some(set)) = (driver.table().ctx_get_flags, driver.table().ctx_set_flags) else {
@@ -156,6 +162,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::NotSupported`], [`Error::Missing`], or another driver error.
+    #[doc(alias("cuFlushGPUDirectRDMAWrites", "cudaDeviceFlushGPUDirectRDMAWrites"))]
     pub fn flush_gpu_direct_rdma_writes(&self, scope: WritesOrdering) -> Result<(), Error> {
         let scope = match scope {
             WritesOrdering::None => return Ok(()),

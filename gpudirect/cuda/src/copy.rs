@@ -19,6 +19,13 @@ impl Stream {
     /// # Errors
     /// [`Error::Lengths`] if the lengths differ, [`Error::Overlap`] if the ranges overlap, or the
     /// driver's error.
+    #[doc(alias(
+        "cuMemcpyAsync",
+        "cuMemcpyDtoDAsync",
+        "cuMemcpyDtoHAsync",
+        "cuMemcpyHtoDAsync",
+        "cudaMemcpyAsync"
+    ))]
     pub fn copy(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
         check(into, from)?;
         if into.is_empty() {
@@ -60,6 +67,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::copy`].
+    #[doc(alias("cuMemcpyPeerAsync", "cudaMemcpyPeerAsync"))]
     pub fn copy_peer(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
         check(into, from)?;
         if into.is_empty() {
@@ -83,6 +91,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::copy`]. When the driver refuses one copy, others may already be enqueued.
+    #[doc(alias("cuMemcpyBatchAsync", "cudaMemcpyBatchAsync"))]
     pub fn copy_batch(&self, copies: &[(Span<'_>, Span<'_>)]) -> Result<(), Error> {
         for (into, from) in copies {
             check(*into, *from)?;
@@ -132,6 +141,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuMemsetD8Async", "cudaMemsetAsync"))]
     pub fn fill(&self, span: Span<'_>, value: u8) -> Result<(), Error> {
         if span.is_empty() {
             return Ok(());

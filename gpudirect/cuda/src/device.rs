@@ -10,6 +10,7 @@ use crate::sys::{self, RawDevice};
 
 /// A GPU visible to this process. `Copy`.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUdevice")]
 pub struct Device {
     driver: Driver,
     ordinal: usize,
@@ -20,6 +21,7 @@ pub struct Device {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(i32)]
+#[doc(alias("CUdevice_attribute", "cudaDeviceAttr"))]
 pub enum Attribute {
     /// Bytes of shared memory per thread block without opt-in.
     MaxSharedMemoryPerBlock = 8,
@@ -79,6 +81,7 @@ impl fmt::Display for ComputeCapability {
 
 /// A device's UUID, the same in every process and container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[doc(alias = "CUuuid")]
 pub struct Uuid(pub [u8; 16]);
 
 impl fmt::Display for Uuid {
@@ -98,6 +101,7 @@ impl fmt::Display for Uuid {
 /// How GPUDirect RDMA writes into a device's memory can be flushed:
 /// `CUflushGPUDirectRDMAWritesOptions`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUflushGPUDirectRDMAWritesOptions")]
 pub struct FlushOptions {
     /// By `cuFlushGPUDirectRDMAWrites`.
     pub host: bool,
@@ -108,6 +112,7 @@ pub struct FlushOptions {
 /// The observers for which GPUDirect RDMA writes are ordered without a flush:
 /// `CUGPUDirectRDMAWritesOrdering`, from weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[doc(alias = "CUGPUDirectRDMAWritesOrdering")]
 pub enum WritesOrdering {
     /// No observer.
     None,
@@ -140,6 +145,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`], or the driver's error.
+    #[doc(alias = "cuDeviceGet")]
     pub fn device(self, ordinal: usize) -> Result<Device, Error> {
         let count = self.device_count();
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -187,6 +193,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias = "cuDeviceGetName")]
     pub fn name(self) -> Result<String, Error> {
         self.text("cuDeviceGetName", self.driver.table().device_get_name)
     }
@@ -195,6 +202,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuDeviceGetPCIBusId", "cudaDeviceGetPCIBusId"))]
     pub fn pci_bus_id(self) -> Result<String, Error> {
         let mut id = self.text("cuDeviceGetPCIBusId", self.driver.table().device_get_pci_bus_id)?;
         id.make_ascii_lowercase();
@@ -219,6 +227,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias = "cuDeviceGetUuid")]
     pub fn uuid(self) -> Result<Uuid, Error> {
         let mut bytes = [0; 16];
         // SAFETY: the pointer is to the 16 bytes of a CUuuid.
@@ -231,6 +240,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias = "cuDeviceTotalMem")]
     pub fn total_memory(self) -> Result<usize, Error> {
         let mut bytes = 0;
         // SAFETY: the pointer is to a local size_t.
@@ -244,6 +254,7 @@ impl Device {
     /// # Errors
     /// The driver's error: `CUDA_ERROR_INVALID_VALUE` for an attribute that the driver does not
     /// know.
+    #[doc(alias("cuDeviceGetAttribute", "cudaDeviceGetAttribute"))]
     pub fn attribute(self, attribute: Attribute) -> Result<i32, Error> {
         let mut value = 0;
         // SAFETY: the pointer is to a local c_int.
@@ -300,6 +311,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuDeviceCanAccessPeer", "cuDeviceGetP2PAttribute", "cudaDeviceCanAccessPeer"))]
     pub fn peer(self, other: Self) -> Result<Option<Peer>, Error> {
         let mut can = 0;
         // SAFETY: the pointer is to a local c_int.
@@ -334,6 +346,7 @@ impl Device {
     /// # Errors
     /// The driver's error: the first context of a process takes some hundred megabytes of device
     /// memory.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub fn context(self) -> Result<Context, Error> {
         Context::primary(self)
     }

@@ -79,6 +79,7 @@ impl Driver {
     /// # Errors
     /// [`Absent`] if this machine, or this process, has no usable GPU. The result of the first call
     /// is final.
+    #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self, Absent> {
         static SYSTEM: OnceLock<Result<Driver, Absent>> = OnceLock::new();
         SYSTEM
@@ -143,12 +144,14 @@ impl Driver {
 
     /// The driver's CUDA version, as `cuDriverGetVersion` gives it: 13000 is 13.0.
     #[must_use]
+    #[doc(alias("cuDriverGetVersion", "cudaDriverGetVersion"))]
     pub fn version(self) -> i32 {
         self.0.version
     }
 
     /// The number of devices visible to this process: at least one.
     #[must_use]
+    #[doc(alias("cuDeviceGetCount", "cudaGetDeviceCount"))]
     pub fn device_count(self) -> usize {
         self.0.devices
     }

@@ -6,6 +6,7 @@ use crate::sys::{self, Status, status};
 
 /// A failed driver call.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[doc(alias = "CUresult")]
 pub struct Failure {
     /// The function of the driver API.
     pub call: &'static str,

@@ -17,6 +17,7 @@ use crate::sys::{self, IpcBytes, RawEvent, status};
 /// A point in a stream's work, set by [`Stream::record`](crate::Stream::record). Handles are
 /// reference-counted.
 #[derive(Clone)]
+#[doc(alias("CUevent", "cudaEvent_t"))]
 pub struct Event(Arc<Inner>);
 
 struct Inner {
@@ -33,6 +34,7 @@ struct Inner {
 
 /// The IPC handle of an event: `CUipcEventHandle`.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[doc(alias("CUipcEventHandle", "cudaIpcEventHandle_t"))]
 pub struct EventHandle(pub [u8; 64]);
 
 impl Event {
@@ -40,6 +42,7 @@ impl Event {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuEventCreate", "cudaEventCreate"))]
     pub fn new(context: &Context) -> Result<Self, Error> {
         Self::make(context, sys::EVENT_DISABLE_TIMING, false)
     }
@@ -75,6 +78,7 @@ impl Event {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuIpcGetEventHandle", "cudaIpcGetEventHandle"))]
     pub fn handle(&self) -> Result<EventHandle, Error> {
         let _entered = self.0.context.enter()?;
         let mut bytes = IpcBytes([0; 64]);
@@ -90,6 +94,7 @@ impl Event {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuIpcOpenEventHandle", "cudaIpcOpenEventHandle"))]
     pub fn open(context: &Context, handle: &EventHandle) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let driver = context.driver();
@@ -129,6 +134,7 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuEventQuery", "cudaEventQuery"))]
     pub fn is_done(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
@@ -144,6 +150,7 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuEventSynchronize", "cudaEventSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the event is live.
@@ -158,6 +165,7 @@ impl Event {
     /// # Errors
     /// [`Error::Untimed`], or the driver's error: `CUDA_ERROR_NOT_READY` for events that have not
     /// completed.
+    #[doc(alias("cuEventElapsedTime", "cudaEventElapsedTime"))]
     pub fn since(&self, start: &Self) -> Result<Duration, Error> {
         if !self.0.timed || !start.0.timed {
             return Err(Error::Untimed);

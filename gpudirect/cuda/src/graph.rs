@@ -17,6 +17,7 @@ use crate::sys::{self, RawGraph, RawGraphExec, status};
 
 /// What threads may call during a capture: `CUstreamCaptureMode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUstreamCaptureMode")]
 pub enum CaptureMode {
     /// The capturing thread may not make calls that could disturb the capture, such as allocations;
     /// other threads may.
@@ -59,6 +60,7 @@ impl Captured {
 }
 
 /// A captured graph. It keeps the resources that its work uses.
+#[doc(alias("CUgraph", "cudaGraph_t"))]
 pub struct Graph {
     context: Context,
     raw: RawGraph,
@@ -78,6 +80,7 @@ impl Stream {
     /// [`Error::Capturing`] if one of the streams is already being captured, the error of `work`,
     /// or the driver's error: for work that cannot be captured, and for streams that were not
     /// joined.
+    #[doc(alias("cuStreamBeginCapture", "cuStreamEndCapture", "cudaStreamBeginCapture"))]
     pub fn capture(
         &self,
         mode: CaptureMode,
@@ -184,6 +187,7 @@ impl Graph {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias = "cuGraphGetNodes")]
     pub fn node_count(&self) -> Result<usize, Error> {
         let mut count = 0;
         let driver = self.context.driver();
@@ -197,6 +201,7 @@ impl Graph {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuGraphInstantiate", "cudaGraphInstantiate"))]
     pub fn instantiate(&self) -> Result<GraphExec, Error> {
         let driver = self.context.driver();
         let _entered = self.context.enter()?;
@@ -239,6 +244,7 @@ fn destroy(driver: Driver, graph: RawGraph) {
 
 /// An executable graph, launchable repeatedly. Handles are reference-counted.
 #[derive(Clone)]
+#[doc(alias("CUgraphExec", "cudaGraphExec_t"))]
 pub struct GraphExec {
     resource: Arc<Resource>,
     /// The `CUgraphExec` as an exposed pointer. The driver does not lock it, so this mutex does.
@@ -251,6 +257,7 @@ impl GraphExec {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuGraphLaunch", "cudaGraphLaunch"))]
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();
         stream.enqueue("cuGraphLaunch", &[&self.resource], |driver, stream| {
@@ -264,6 +271,7 @@ impl GraphExec {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuGraphUpload", "cudaGraphUpload"))]
     pub fn upload(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();
         stream.enqueue("cuGraphUpload", &[&self.resource], |driver, stream| {

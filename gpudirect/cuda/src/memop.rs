@@ -10,6 +10,7 @@ use crate::sys;
 
 /// The condition that ends a wait: `CUstreamWaitValue_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUstreamWaitValue_flags")]
 pub enum WaitCondition<T> {
     /// The word is at least the value, compared by the signed difference, so counters may wrap.
     AtLeast(T),
@@ -36,6 +37,7 @@ impl Stream {
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
     /// driver's error.
+    #[doc(alias = "cuStreamWriteValue32")]
     pub fn write_value32(&self, word: Span<'_>, value: u32) -> Result<(), Error> {
         let word = first(word, 4)?;
         let Some(write) = self.driver().table().stream_write_value32 else {
@@ -52,6 +54,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::write_value32`]; [`Error::NotSupported`] if the device supports only 32 bits.
+    #[doc(alias = "cuStreamWriteValue64")]
     pub fn write_value64(&self, word: Span<'_>, value: u64) -> Result<(), Error> {
         let word = first(word, 8)?;
         let Some(write) = self.driver().table().stream_write_value64 else {
@@ -70,6 +73,7 @@ impl Stream {
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`], [`Error::Missing`] before CUDA 11.7, or the
     /// driver's error.
+    #[doc(alias = "cuStreamWaitValue32")]
     pub fn wait_value32(&self, word: Span<'_>, until: WaitCondition<u32>) -> Result<(), Error> {
         let word = first(word, 4)?;
         let Some(wait) = self.driver().table().stream_wait_value32 else {
@@ -86,6 +90,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::wait_value32`]; [`Error::NotSupported`] if the device supports only 32 bits.
+    #[doc(alias = "cuStreamWaitValue64")]
     pub fn wait_value64(&self, word: Span<'_>, until: WaitCondition<u64>) -> Result<(), Error> {
         let word = first(word, 8)?;
         let Some(wait) = self.driver().table().stream_wait_value64 else {

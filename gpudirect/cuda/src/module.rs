@@ -22,6 +22,7 @@ const INLINE_USES: usize = 16;
 
 /// Compiled kernels, loaded in a context as long as a handle or one of its [`Kernel`]s exists.
 #[derive(Clone)]
+#[doc(alias = "CUmodule")]
 pub struct Module(Arc<Resource>, RawModule);
 
 // SAFETY: any thread may use a CUDA module, and this crate never dereferences the pointer.
@@ -34,6 +35,7 @@ impl Module {
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's log, [`Error::Nul`], or another driver error.
+    #[doc(alias("cuModuleLoadDataEx", "cuModuleLoadData"))]
     pub fn from_ptx(context: &Context, ptx: &str) -> Result<Self, Error> {
         let text = CString::new(ptx).map_err(|_| Error::Nul("the PTX".to_owned()))?;
         let mut log = [0u8; 4096];
@@ -77,6 +79,7 @@ impl Module {
     ///
     /// # Errors
     /// The driver's error: `CUDA_ERROR_NOT_FOUND` if there is none of that name.
+    #[doc(alias = "cuModuleGetFunction")]
     pub fn kernel(&self, name: &str) -> Result<Kernel, Error> {
         let text = CString::new(name).map_err(|_| Error::Nul(name.to_owned()))?;
         let context = self.0.context();
@@ -116,6 +119,7 @@ impl Body for Loaded {
 
 /// A kernel of a [`Module`].
 #[derive(Clone)]
+#[doc(alias = "CUfunction")]
 pub struct Kernel {
     module: Arc<Resource>,
     raw: RawFunction,
@@ -172,6 +176,7 @@ impl<T: Copy + 'static> Argument for T {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(i32)]
+#[doc(alias = "CUfunction_attribute")]
 pub enum KernelAttribute {
     /// The maximum number of threads per block.
     MaxThreadsPerBlock = 0,
@@ -202,6 +207,7 @@ impl Kernel {
     /// # Errors
     /// [`Error::Arguments`], or the driver's error: for more threads, shared memory or registers
     /// than available. Failures while the kernel runs are reported by a later call.
+    #[doc(alias("cuLaunchKernel", "cuLaunchCooperativeKernel", "cudaLaunchKernel"))]
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -258,6 +264,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias = "cuFuncLoad")]
     pub fn load(&self) -> Result<(), Error> {
         let context = self.module.context();
         let driver = context.driver();
@@ -275,6 +282,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuFuncGetAttribute", "cudaFuncGetAttributes"))]
     pub fn attribute(&self, attribute: KernelAttribute) -> Result<i32, Error> {
         let context = self.module.context();
         let driver = context.driver();
@@ -294,6 +302,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The driver's error, for more than the device has.
+    #[doc(alias("cuFuncSetAttribute", "cudaFuncSetAttribute"))]
     pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), Error> {
         let context = self.module.context();
         let driver = context.driver();
@@ -314,6 +323,10 @@ impl Kernel {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor"
+    ))]
     pub fn resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32, Error> {
         let context = self.module.context();
         let driver = context.driver();

@@ -151,6 +151,7 @@ fn decrement(count: u32) -> u32 {
 }
 
 /// Short copies of a context, executed in order.
+// fields: the counters of one ring, and the state of its last launch.
 pub struct SmallCopies {
     stream: Stream,
     block: GraphExec,

@@ -21,6 +21,7 @@ use crate::sys::{self, RawStream, Status, status};
 ///
 /// It does not synchronize with the legacy default stream (`CU_STREAM_NON_BLOCKING`).
 #[derive(Clone)]
+#[doc(alias("CUstream", "cudaStream_t"))]
 pub struct Stream(Arc<StreamInner>);
 
 pub(crate) struct StreamInner {
@@ -51,6 +52,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuStreamCreate", "cudaStreamCreate"))]
     pub fn new(context: &Context) -> Result<Self, Error> {
         Self::with_priority(context, 0)
     }
@@ -60,6 +62,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuStreamCreateWithPriority", "cudaStreamCreateWithPriority"))]
     pub fn with_priority(context: &Context, priority: i32) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let driver = context.driver();
@@ -111,6 +114,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuStreamSynchronize", "cudaStreamSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
         self.0.synchronize()?;
         self.0.context.reap();
@@ -121,6 +125,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Lost`] if work has failed, or another driver error.
+    #[doc(alias("cuStreamQuery", "cudaStreamQuery"))]
     pub fn is_idle(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         // SAFETY: the stream is live.
@@ -137,6 +142,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuStreamIsCapturing", "cudaStreamIsCapturing"))]
     pub fn is_capturing(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;
         let mut capturing = sys::CAPTURE_NONE;
@@ -152,6 +158,7 @@ impl Stream {
     /// [`Error::Captured`] for an event of a capture that the stream is not in,
     /// [`Error::ForeignEvent`] for another process's event of another device, or the driver's
     /// error.
+    #[doc(alias("cuStreamWaitEvent", "cudaStreamWaitEvent"))]
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         if event.is_opened() && event.context() != &self.0.context {
             return Err(Error::ForeignEvent {
@@ -174,6 +181,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error: `CUDA_ERROR_INVALID_HANDLE` for an event of another context.
+    #[doc(alias("cuEventRecord", "cudaEventRecord"))]
     pub fn record(&self, event: &Event) -> Result<(), Error> {
         let _entered = self.0.context.enter()?;
         let state = self.0.state.lock();

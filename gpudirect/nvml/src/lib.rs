@@ -40,6 +40,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`Absent`] if there is no library, or it cannot enumerate the GPUs.
+    #[doc(alias("nvmlInit_v2", "nvmlDeviceGetCount_v2"))]
     pub fn read() -> Result<Self, Absent> {
         query::system()
     }
@@ -60,6 +61,7 @@ impl Machine {
 
 /// A GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "nvmlDevice_t")]
 pub struct Gpu {
     /// NVML's index, as in `nvidia-smi`.
     pub index: u32,
@@ -81,6 +83,7 @@ pub struct Gpu {
 
 /// An active NVLink of a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "nvmlDeviceGetNvLinkState")]
 pub struct Link {
     /// Its number.
     pub number: u32,
@@ -108,6 +111,7 @@ pub enum Far {
 
 /// Peer access of a GPU to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[doc(alias = "nvmlDeviceGetP2PStatus")]
 pub struct Peer {
     /// The other GPU's PCI address.
     pub address: String,
@@ -123,6 +127,7 @@ pub struct Peer {
 
 /// The lowest common ancestor of two GPUs: `nvmlGpuTopologyLevel_t`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[doc(alias("nvmlGpuTopologyLevel_t", "nvmlDeviceGetTopologyCommonAncestor"))]
 pub enum Ancestor {
     /// The same board.
     Board,
@@ -140,6 +145,7 @@ pub enum Ancestor {
 
 /// Peer access status of two GPUs: `nvmlGpuP2PStatus_t`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[doc(alias = "nvmlGpuP2PStatus_t")]
 pub enum Reach {
     /// Supported.
     Yes,

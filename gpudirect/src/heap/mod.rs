@@ -186,6 +186,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::Full`], the same on each.
+    #[doc(alias("nvshmem_malloc", "shmem_malloc"))]
     pub fn alloc(&mut self, len: u64) -> Result<SymmetricRange, HeapError> {
         let at = self.allocator.alloc(len).ok_or_else(|| HeapError::Full {
             len,
@@ -199,6 +200,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`] for any range not returned by [`alloc`](Self::alloc).
+    #[doc(alias = "nvshmem_free")]
     pub fn free(&mut self, range: SymmetricRange) -> Result<(), HeapError> {
         self.allocator
             .free(range.at)
@@ -232,6 +234,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::Lengths`], [`HeapError::Peer`], or an earlier failure.
+    #[doc(alias = "nvshmem_putmem_nbi")]
     pub fn put(&self, from: SymmetricRange, to: SymmetricRange, peer: u32) -> Result<(), HeapError> {
         self.submit(self.shared.transfer(Operation::Put(None), from, to, peer)?)
     }
@@ -240,6 +243,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// As [`put`](Self::put).
+    #[doc(alias = "nvshmem_putmem_signal_nbi")]
     pub fn put_signal(
         &self,
         from: SymmetricRange,
@@ -263,6 +267,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// As [`put`](Self::put).
+    #[doc(alias = "nvshmem_getmem_nbi")]
     pub fn get(&self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
         self.submit(self.shared.transfer(Operation::Get, into, from, peer)?)
     }
@@ -271,6 +276,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::Peer`], or an earlier failure.
+    #[doc(alias = "nvshmemx_signal_op")]
     pub fn signal(&self, peer: u32, signal: Signal, update: SignalOp) -> Result<(), HeapError> {
         self.submit(self.shared.signal_update(peer, signal.0, update)?)
     }
@@ -298,6 +304,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::Timeout`]; an earlier failure.
+    #[doc(alias = "nvshmem_signal_wait_until")]
     pub fn wait_signal(
         &self,
         signal: Signal,
@@ -329,6 +336,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::Timeout`], or a failure.
+    #[doc(alias = "nvshmem_quiet")]
     pub fn quiet(&self, timeout: impl Into<Option<Duration>>) -> Result<(), HeapError> {
         let timeout = timeout.into();
         if self.queue.quiet(timeout)? {
@@ -345,6 +353,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`HeapError::Timeout`], after a small multiple of the time in total, or a failure.
+    #[doc(alias = "nvshmem_barrier_all")]
     pub fn barrier(&mut self, timeout: impl Into<Option<Duration>>) -> Result<(), HeapError> {
         let timeout = timeout.into();
         self.quiet(timeout)?;
@@ -401,6 +410,7 @@ impl SymmetricHeap {
     /// The device pointer of this rank's part of a range; the host address if no CUDA device can
     /// access it.
     #[must_use]
+    #[doc(alias = "nvshmem_ptr")]
     pub fn device_ptr(&self, range: SymmetricRange) -> DevicePtr {
         DevicePtr(self.shared.data.device_ptr().0 + range.at)
     }

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use doorbell_collectives::bootstrap::{Launch, Rendezvous, Serving, TIMEOUT};
+use doorbell_collectives::bootstrap::{Launch, PATIENCE, Rendezvous, Serving};
 use doorbell_collectives::gpu::GpuOptions;
 use doorbell_collectives::{Communicator, Rank};
 use doorbell_cuda::Driver;
@@ -118,7 +118,7 @@ fn run() -> Result<ExitCode> {
 
 /// Starts all ranks of a part, each configured by `set`; also returns their rendezvous.
 pub(crate) fn start(options: &Options, part: &str, set: impl Fn(u32, &mut Command)) -> Result<(Ranks, Serving)> {
-    let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), options.ranks)?.spawn(TIMEOUT)?;
+    let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), options.ranks)?.spawn(PATIENCE)?;
     let ranks = Ranks::start(options.ranks, |rank, command| {
         command
             .arg(part)

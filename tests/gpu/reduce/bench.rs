@@ -378,10 +378,10 @@ impl Bench {
     }
 
     /// An operand at an offset in a memory.
-    fn at(&self, memory: usize, form: OperandKind, shift: u64) -> SourceOperand {
+    fn at(&self, memory: usize, kind: OperandKind, shift: u64) -> SourceOperand {
         SourceOperand {
             address: self.memories[memory].device_ptr().0 + shift,
-            form,
+            kind,
             scalar: None,
         }
     }

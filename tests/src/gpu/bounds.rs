@@ -13,11 +13,11 @@ use doorbell_cuda::reduce::{DataType, OperandKind, Operator};
 
 /// An operand or a result as `f64`; `None` for integers.
 #[must_use]
-pub fn value(data: DataType, form: OperandKind, bytes: &[u8], index: usize) -> Option<f64> {
+pub fn value(data: DataType, kind: OperandKind, bytes: &[u8], index: usize) -> Option<f64> {
     let at = |size: usize| &bytes[index * size..][..size];
     let of_u16 = || u16::from_ne_bytes([at(2)[0], at(2)[1]]);
     let of_f32 = || f32::from_ne_bytes(at(4).try_into().unwrap_or_default());
-    Some(match (data, form) {
+    Some(match (data, kind) {
         (DataType::F16, OperandKind::Element) => f16::from_bits(of_u16()).to_f64(),
         (DataType::Bf16, OperandKind::Element) => bf16::from_bits(of_u16()).to_f64(),
         (DataType::F8E4M3, OperandKind::Element) => F8E4M3::from_bits(at(1)[0]).to_f32().into(),
@@ -30,9 +30,9 @@ pub fn value(data: DataType, form: OperandKind, bytes: &[u8], index: usize) -> O
 
 /// Half of the relative distance of adjacent numbers of an operand kind, and half of the least
 /// number.
-fn rounding(data: DataType, form: OperandKind) -> (f64, f64) {
+fn rounding(data: DataType, kind: OperandKind) -> (f64, f64) {
     let half = |bits: i32| 2f64.powi(-bits);
-    match (data, form) {
+    match (data, kind) {
         (DataType::F16, OperandKind::Element) => (half(11), half(25)),
         (DataType::Bf16, OperandKind::Element) => (half(8), half(134)),
         (DataType::F8E4M3, OperandKind::Element) => (half(4), half(10)),

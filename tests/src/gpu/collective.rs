@@ -471,7 +471,7 @@ pub fn variants<T: Number>(
 /// Whether an error means that the variant is unsupported.
 fn is_refused(error: &anyhow::Error) -> bool {
     error.is::<NotInPlace>()
-        || matches!(error.downcast_ref(), Some(LowerError::Stuck { .. }))
+        || matches!(error.downcast_ref(), Some(LowerError::Deadlock { .. }))
         || error.to_string().contains("are not supported by the LL protocol")
 }
 

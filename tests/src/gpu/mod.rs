@@ -87,8 +87,8 @@ pub fn data_type(data: reduce::DataType) -> coll::DataType {
 
 /// Converts an operand kind to the form of the collectives.
 #[must_use]
-pub fn form(form: reduce::OperandKind) -> coll::plan::Form {
-    match form {
+pub fn form(kind: reduce::OperandKind) -> coll::plan::Form {
+    match kind {
         reduce::OperandKind::Element => coll::plan::Form::Element,
         reduce::OperandKind::Partial => coll::plan::Form::Partial,
     }

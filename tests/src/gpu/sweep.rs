@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use doorbell_collectives::{
     ReduceOp,
     kernel::{Function, Scalar as HostScalar, bf16, f16},
-    plan::OperandKind as HostForm,
+    plan::Form as HostForm,
 };
 use doorbell_cuda::reduce::{
     DataType, LaunchConfig, MAX_SOURCES, OperandKind, Operator, Reduction, Scalar, SourceOperand,
@@ -57,7 +57,7 @@ enum Alignment {
 /// An operand of a case: its kind and its offset in the device's memory.
 #[derive(Debug, Clone, Copy)]
 struct PlacedOperand {
-    form: OperandKind,
+    kind: OperandKind,
     offset: usize,
 }
 
@@ -120,7 +120,7 @@ impl Case {
         let alike = random.below(16);
         let mut end = 0;
         let mut operand = |random: &mut Random| {
-            let form = if is_mixed && random.below(2) == 0 {
+            let kind = if is_mixed && random.below(2) == 0 {
                 OperandKind::Partial
             } else {
                 OperandKind::Element
@@ -130,10 +130,10 @@ impl Case {
                 Alignment::Alike => alike,
                 Alignment::Apart => random.below(16),
             };
-            let offset = end + 128 + shift * data.bytes_of(form);
+            let offset = end + 128 + shift * data.bytes_of(kind);
             // The next one starts behind 128 guard bytes.
-            end = (offset + elements * data.bytes_of(form) + 128).next_multiple_of(256);
-            PlacedOperand { form, offset }
+            end = (offset + elements * data.bytes_of(kind) + 128).next_multiple_of(256);
+            PlacedOperand { kind, offset }
         };
         let sources: Vec<PlacedOperand> = (0..count).map(|_| operand(random)).collect();
         let into = match random.below(2 * count) {
@@ -161,7 +161,7 @@ impl Case {
 
     fn check(&self, device: &mut dyn Device, random: &mut Random) -> Result<()> {
         let places = || self.sources.iter().chain([&self.into]);
-        let end = |operand: &PlacedOperand| operand.offset + self.elements * self.data.bytes_of(operand.form);
+        let end = |operand: &PlacedOperand| operand.offset + self.elements * self.data.bytes_of(operand.kind);
         let len = places().map(end).max().unwrap_or(0) + 128;
         if len > device.len() {
             bail!("{len} bytes are needed, the device has {}", device.len());
@@ -183,14 +183,14 @@ impl Case {
             let Some(element) = at.checked_sub(target.start).filter(|_| at < target.end) else {
                 bail!("byte {at}, which is not of the target, was written");
             };
-            let size = self.data.bytes_of(self.into.form);
+            let size = self.data.bytes_of(self.into.kind);
             let element = element / size;
             let of = |bytes: &[u8]| bytes[target.start + element * size..][..size].to_vec();
             let operands: Vec<Vec<u8>> = self
                 .sources
                 .iter()
                 .map(|source| {
-                    let size = self.data.bytes_of(source.form);
+                    let size = self.data.bytes_of(source.kind);
                     before[source.offset + element * size..][..size].to_vec()
                 })
                 .collect();
@@ -215,7 +215,7 @@ impl Case {
             .enumerate()
             .map(|(index, operand)| SourceOperand {
                 address: address + operand.offset as u64,
-                form: operand.form,
+                kind: operand.kind,
                 scalar: self.factor(index).map(|factor| self.scalar(factor).0),
             })
             .collect();
@@ -226,7 +226,7 @@ impl Case {
             ReduceOp::Max => Operator::Max,
             ReduceOp::Avg => Operator::Avg { ranks: self.ranks },
         };
-        let into = (self.into.form, address + self.into.offset as u64);
+        let into = (self.into.kind, address + self.into.offset as u64);
         Ok(Reduction::new(
             self.data,
             operator,
@@ -239,7 +239,7 @@ impl Case {
 
     /// The factor of a source, if it is scaled.
     fn factor(&self, index: usize) -> Option<f64> {
-        let is_multiplied = self.op == ReduceOp::PreMulSum && self.sources[index].form == OperandKind::Element;
+        let is_multiplied = self.op == ReduceOp::PreMulSum && self.sources[index].kind == OperandKind::Element;
         is_multiplied.then_some(self.factors[index])
     }
 
@@ -265,11 +265,11 @@ impl Case {
 
     /// Random bits, or ordinary numbers.
     fn fill(&self, random: &mut Random, operand: PlacedOperand, bytes: &mut [u8]) {
-        let size = self.data.bytes_of(operand.form);
+        let size = self.data.bytes_of(operand.kind);
         for element in bytes.chunks_exact_mut(size) {
-            let bits = match (self.data, operand.form) {
+            let bits = match (self.data, operand.kind) {
                 _ if !self.ordinary && random.below(4) > 0 => random.bits(),
-                _ if !self.ordinary => self.special(random, operand.form),
+                _ if !self.ordinary => self.special(random, operand.kind),
                 (DataType::F16, OperandKind::Element) => f16::from_f64(random.unit()).to_bits().into(),
                 (DataType::Bf16, OperandKind::Element) => bf16::from_f64(random.unit()).to_bits().into(),
                 // Exponents up to that of 1, and any fraction.
@@ -285,8 +285,8 @@ impl Case {
 
     /// A boundary value of the type: zero, the least number, infinity, its neighbours, and the
     /// greatest, of either sign; for integers 0, 1, −1 and both limits.
-    fn special(&self, random: &mut Random, form: OperandKind) -> u64 {
-        let exponents: u64 = match (self.data, form) {
+    fn special(&self, random: &mut Random, kind: OperandKind) -> u64 {
+        let exponents: u64 = match (self.data, kind) {
             (DataType::F16, OperandKind::Element) => 0x7c00,
             (DataType::Bf16, OperandKind::Element) => 0x7f80,
             (DataType::F8E4M3, OperandKind::Element) => 0x78,
@@ -296,7 +296,7 @@ impl Case {
             _ => 0,
         };
         let magnitude = [0, 1, exponents, exponents.wrapping_sub(1), exponents | 1, u64::MAX >> 1][random.below(6)];
-        let bits = 8 * self.data.bytes_of(form);
+        let bits = 8 * self.data.bytes_of(kind);
         let mask = (1 << (bits - 1)) - 1;
         magnitude & mask | (random.bits() & 1) << (bits - 1)
     }
@@ -312,14 +312,14 @@ impl Case {
         for (index, (operand, copy)) in self.sources.iter().zip(&mut multiplied).enumerate() {
             let at = base.wrapping_add(operand.offset);
             let Some(factor) = self.factor(index) else {
-                sources.push((form(operand.form), at));
+                sources.push((form(operand.kind), at));
                 continue;
             };
             // SAFETY: the source lies in the memory, and the copy has the same length.
             unsafe { function.scale(self.scalar(factor).1, at, copy.as_mut_ptr(), self.elements)? };
             sources.push((HostForm::Element, copy.as_ptr()));
         }
-        let into = (form(self.into.form), base.wrapping_add(self.into.offset));
+        let into = (form(self.into.kind), base.wrapping_add(self.into.offset));
         // SAFETY: all lie in the memory or the copies; the target is exactly a source of the same
         // form, or overlaps none.
         unsafe { function.reduce(&sources, into, self.elements) };
@@ -328,7 +328,7 @@ impl Case {
 
     /// Partial results have NaNs with arbitrary payloads.
     fn strip_payloads(&self, target: &mut [u8]) {
-        if self.into.form != OperandKind::Partial {
+        if self.into.kind != OperandKind::Partial {
             return;
         }
         match self.data.accumulator() {
@@ -360,7 +360,7 @@ impl Case {
             ReduceOp::Avg => Operator::Avg { ranks: self.ranks },
         };
         for element in 0..self.elements {
-            let Some(result) = bounds::value(self.data, self.into.form, target, element) else {
+            let Some(result) = bounds::value(self.data, self.into.kind, target, element) else {
                 return Ok(());
             };
             let operands: Vec<(f64, Option<f64>)> = self
@@ -368,11 +368,11 @@ impl Case {
                 .iter()
                 .enumerate()
                 .filter_map(|(index, operand)| {
-                    let value = bounds::value(self.data, operand.form, &before[operand.offset..], element)?;
+                    let value = bounds::value(self.data, operand.kind, &before[operand.offset..], element)?;
                     Some((value, self.factor(index)))
                 })
                 .collect();
-            if !bounds::holds(self.data, operator, &operands, self.into.form, result) {
+            if !bounds::holds(self.data, operator, &operands, self.into.kind, result) {
                 bail!("element {element} is {result:e}, too far from what f64 makes of {operands:?}");
             }
         }

@@ -9,6 +9,7 @@
 //! waits for it with a stream memory operation. So copies dominate the time, and no kernel waits
 //! for anything.
 
+mod plan;
 mod script;
 mod tasks;
 

@@ -21,7 +21,8 @@
 //! So operations complete even if a driver serializes the streams' work in the order in which it
 //! was enqueued (no deadlock).
 
-use super::tasks::{Message, Plan, Task, TaskKind};
+use super::plan::{Message, Plan};
+use super::tasks::{Task, TaskKind};
 use crate::gpu::peers::WORDS;
 use crate::plan::{Form, Schedule};
 use crate::types::{DataType, Rank};

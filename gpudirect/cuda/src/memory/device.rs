@@ -19,6 +19,7 @@ use crate::sys::{self, AccessDesc, Address, AllocationHandle, AllocationProp, Lo
 ///
 /// Its initial contents are unspecified. Its bytes are accessed only by copies and kernels.
 #[derive(Clone)]
+#[doc(alias = "CUmemGenericAllocationHandle")]
 pub struct DeviceMemory {
     resource: Arc<Resource>,
     /// Owned by the resource.
@@ -40,6 +41,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::NotSupported`], [`Error::Empty`], or another driver error.
+    #[doc(alias("cuMemCreate", "cuMemMap", "cuMemAlloc", "cudaMalloc"))]
     pub fn alloc(context: &Context, len: usize) -> Result<Self, Error> {
         Self::options(context).alloc(len)
     }

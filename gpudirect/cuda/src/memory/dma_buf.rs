@@ -28,6 +28,7 @@ impl Span<'_> {
     /// [`Error::NotSupported`] if the device, its driver or its kernel modules do not support
     /// dma-buf; [`Error::Missing`] before CUDA 11.7; [`Error::Empty`]; or another driver error: for
     /// host memory, and for memory that was not allocated for GPUDirect RDMA.
+    #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn dma_buf(self) -> Result<DmaBuf, Error> {
         if self.is_empty() {
             return Err(Error::Empty);
@@ -67,6 +68,7 @@ impl Span<'_> {
     /// # Errors
     /// The driver's error: some do not support it for mapped memory, for which
     /// [`Context::set_sync_memops`](crate::Context::set_sync_memops) has the same effect.
+    #[doc(alias("CU_POINTER_ATTRIBUTE_SYNC_MEMOPS", "cuPointerSetAttribute"))]
     pub fn set_sync_memops(self) -> Result<(), Error> {
         let context = self.resource().context();
         let driver = context.driver();

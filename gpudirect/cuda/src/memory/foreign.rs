@@ -20,6 +20,7 @@ use crate::sys::{self, Address, IpcBytes, pointer, status};
 
 /// The memory type of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("CUmemorytype", "cudaMemoryType"))]
 pub enum MemoryType {
     /// Host memory, pinned or mapped by CUDA.
     Host,
@@ -73,6 +74,7 @@ impl Context {
     ///
     /// # Errors
     /// The driver's error.
+    #[doc(alias("cuPointerGetAttribute", "cudaPointerGetAttributes"))]
     pub fn pointer_info(&self, address: DevicePtr) -> Result<Option<PointerInfo>, Error> {
         let driver = self.driver();
         let _entered = self.enter()?;
@@ -176,6 +178,7 @@ pub struct Foreign(Arc<Resource>);
 
 /// The IPC handle of an allocation: `CUipcMemHandle`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[doc(alias("CUipcMemHandle", "cudaIpcMemHandle_t"))]
 pub struct IpcHandle(pub [u8; 64]);
 
 impl Foreign {
@@ -221,6 +224,7 @@ impl Foreign {
     /// # Errors
     /// [`Error::NoPeerAccess`] if the context's device has no access to the memory's,
     /// [`Error::StillOpen`], or another driver error.
+    #[doc(alias("cuIpcOpenMemHandle", "cudaIpcOpenMemHandle"))]
     pub unsafe fn open(context: &Context, handle: &IpcHandle) -> Result<Self, Error> {
         let driver = context.driver();
         let device = context.device();
@@ -301,6 +305,7 @@ impl Foreign {
     ///
     /// # Errors
     /// The driver's error: for mapped memory, and for an allocation opened from another process.
+    #[doc(alias("cuIpcGetMemHandle", "cudaIpcGetMemHandle"))]
     pub fn ipc_handle(&self) -> Result<(IpcHandle, usize), Error> {
         let driver = self.0.context().driver();
         let _entered = self.0.context().enter()?;

@@ -42,6 +42,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Empty`], or another driver error.
+    #[doc(alias("cuMemHostAlloc", "cudaHostAlloc"))]
     pub fn alloc(context: &Context, len: usize) -> Result<Self, Error> {
         if len == 0 {
             return Err(Error::Empty);
@@ -63,6 +64,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::OutOfMemory`] beyond the locked-memory limit, [`Error::Empty`], or another driver
     /// error; the memory is then dropped.
+    #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub fn register(context: &Context, memory: Box<[u8]>) -> Result<Self, Error> {
         let len = memory.len();
         if len == 0 {
@@ -98,6 +100,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// As [`HostMemory::register`].
+    #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub unsafe fn register_raw(
         context: &Context,
         host: ptr::NonNull<u8>,
@@ -164,6 +167,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::Lost`] if work has failed: it is then freed once that work is known to be over; or
     /// another driver error.
+    #[doc(alias("cuMemFreeHost", "cuMemHostUnregister", "cudaFreeHost"))]
     pub fn free(self) -> Result<(), Error> {
         Arc::into_inner(self.resource).map_or(Ok(()), Resource::free)
     }

@@ -29,6 +29,7 @@ use crate::sys::Address;
 /// A device pointer: a `CUdeviceptr`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
+#[doc(alias = "CUdeviceptr")]
 pub struct DevicePtr(pub u64);
 
 impl fmt::Debug for DevicePtr {

@@ -24,6 +24,7 @@ impl DeviceMemory {
     /// # Errors
     /// The driver's error: for imported memory that may not be re-exported, and beyond the
     /// open-file limit.
+    #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd, Error> {
         let _entered = self.context().enter()?;
         export(self.context().driver(), self.handle())
@@ -34,6 +35,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// As [`DeviceMemoryOptions::import`].
+    #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import(context: &crate::Context, fd: BorrowedFd<'_>, len: usize) -> Result<Self, Error> {
         Self::options(context).import(fd, len)
     }
