@@ -2,7 +2,7 @@
 
 use doorbell_verbs::{CompletionQueueError, MemoryError, QueuePairError, Refused};
 
-use crate::path::{BadPath, NoPath};
+use crate::path::{InvalidPath, NoPath};
 
 /// A failed operation on GPU memory and queue pairs.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,7 @@ pub enum Error {
     NoPath(#[from] NoPath),
     /// The forced path's name is invalid.
     #[error(transparent)]
-    BadPath(#[from] BadPath),
+    InvalidPath(#[from] InvalidPath),
     /// From the RDMA device, for memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),

@@ -47,15 +47,15 @@ impl Path {
     /// The path that the environment forces, if any.
     ///
     /// # Errors
-    /// [`BadPath`] for an unknown name.
-    pub fn from_environment() -> Result<Option<Self>, BadPath> {
+    /// [`InvalidPath`] for an unknown name.
+    pub fn from_environment() -> Result<Option<Self>, InvalidPath> {
         let Some(value) = std::env::var_os(Self::ENVIRONMENT) else {
             return Ok(None);
         };
         match value.to_str() {
             Some("" | "auto") => Ok(None),
             Some(name) => name.parse().map(Some),
-            None => Err(BadPath(value.to_string_lossy().into_owned())),
+            None => Err(InvalidPath(value.to_string_lossy().into_owned())),
         }
     }
 }
@@ -67,18 +67,18 @@ impl fmt::Display for Path {
 }
 
 impl FromStr for Path {
-    type Err = BadPath;
+    type Err = InvalidPath;
 
-    fn from_str(name: &str) -> Result<Self, BadPath> {
+    fn from_str(name: &str) -> Result<Self, InvalidPath> {
         let named = Self::ALL.into_iter().find(|path| path.name() == name);
-        named.ok_or_else(|| BadPath(name.to_owned()))
+        named.ok_or_else(|| InvalidPath(name.to_owned()))
     }
 }
 
 /// An unknown path name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{}' is no path for GPU memory ({}): use dmabuf, peermem, device-copy, staged or auto", .0.escape_debug(), Path::ENVIRONMENT)]
-pub struct BadPath(pub String);
+pub struct InvalidPath(pub String);
 
 /// Why a path fails.
 #[derive(Debug, thiserror::Error)]

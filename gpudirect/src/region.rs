@@ -63,20 +63,20 @@ struct Inner {
     refused: Vec<Refused>,
     /// Its address in work requests and remote keys.
     start: u64,
-    mirror: Option<HostMemory>,
+    staging: Option<HostMemory>,
 }
 
 impl GpuRegion {
-    pub(crate) fn new(memory: GpuMemory, path: Path, refused: Vec<Refused>, mirror: Option<HostMemory>) -> Self {
-        let start = mirror
+    pub(crate) fn new(memory: GpuMemory, path: Path, refused: Vec<Refused>, staging: Option<HostMemory>) -> Self {
+        let start = staging
             .as_ref()
-            .map_or(memory.device_ptr().0, |mirror| mirror.as_ptr().addr() as u64);
+            .map_or(memory.device_ptr().0, |staging| staging.as_ptr().addr() as u64);
         Self(Arc::new(Inner {
             memory,
             path,
             refused,
             start,
-            mirror,
+            staging,
         }))
     }
 
@@ -101,7 +101,7 @@ impl GpuRegion {
     /// The staging buffer in host memory that is registered in its place, if staged.
     #[must_use]
     pub fn mirror(&self) -> Option<&HostMemory> {
-        self.0.mirror.as_ref()
+        self.0.staging.as_ref()
     }
 
     /// The range of the memory that corresponds to `buffer`, a slice of its buffer.
@@ -122,10 +122,10 @@ impl GpuRegion {
     pub fn push(&self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<Transfer, doorbell_cuda::Error> {
         let memory = self.0.memory.span(range)?;
         let offset = (memory.device_ptr().0 - self.0.memory.device_ptr().0) as usize;
-        match &self.0.mirror {
+        match &self.0.staging {
             None => Transfer::after(stream, offset, memory.len()),
-            Some(mirror) => {
-                let into = mirror.span(offset..offset + memory.len())?;
+            Some(staging) => {
+                let into = staging.span(offset..offset + memory.len())?;
                 Transfer::copy(stream, offset, into, memory)
             }
         }
@@ -140,10 +140,10 @@ impl GpuRegion {
     pub fn pull(&self, range: impl RangeBounds<usize>, stream: &Stream) -> Result<Transfer, doorbell_cuda::Error> {
         let memory = self.0.memory.span(range)?;
         let offset = (memory.device_ptr().0 - self.0.memory.device_ptr().0) as usize;
-        match &self.0.mirror {
+        match &self.0.staging {
             None => Ok(Transfer::done(offset, memory.len())),
-            Some(mirror) => {
-                let from = mirror.span(offset..offset + memory.len())?;
+            Some(staging) => {
+                let from = staging.span(offset..offset + memory.len())?;
                 Transfer::copy(stream, offset, memory, from)
             }
         }

@@ -28,7 +28,7 @@ const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 /// `DOORBELL_GPU_PATH` forces.
 ///
 /// # Errors
-/// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB; [`Error::BadPath`].
+/// [`Error::NoPath`] with the paths tried; [`Error::TooLong`] beyond 2 GiB; [`Error::InvalidPath`].
 #[doc(alias = "ibv_reg_dmabuf_mr")]
 pub fn register<R: Rights>(pd: &ProtectionDomain, memory: &GpuMemory, rights: R) -> Result<GpuBuffer<R>, Error> {
     GpuRegistration::from_environment(pd)?.register(memory, rights)
@@ -70,7 +70,7 @@ impl<'a> GpuRegistration<'a> {
     /// By the path that `DOORBELL_GPU_PATH` names, or the best that works.
     ///
     /// # Errors
-    /// [`Error::BadPath`] for an unknown name.
+    /// [`Error::InvalidPath`] for an unknown name.
     pub fn from_environment(pd: &'a ProtectionDomain) -> Result<Self, Error> {
         let forced = Path::from_environment()?;
         Ok(Self {
@@ -122,8 +122,8 @@ impl<'a> GpuRegistration<'a> {
         let mut refused = Vec::new();
         for path in Path::ALL {
             match self.try_path(path, memory, chunk, rights) {
-                Ok((chunks, mirror)) => {
-                    let region = GpuRegion::new(memory.clone(), path, refused, mirror);
+                Ok((chunks, staging)) => {
+                    let region = GpuRegion::new(memory.clone(), path, refused, staging);
                     return Ok((chunks, region));
                 }
                 Err(why) => refused.push(Refused { path, why }),
@@ -245,17 +245,17 @@ impl<'a> GpuRegistration<'a> {
         chunk: usize,
         rights: R,
     ) -> Result<(Chunks<Opaque<R>>, Option<HostMemory>), Refusal> {
-        let mirror = HostMemory::alloc(memory.context(), memory.len())?;
-        let keeper: Arc<dyn Any + Send + Sync> = Arc::new(mirror.clone());
-        let start = mirror.as_ptr().expose_provenance() as u64;
+        let staging = HostMemory::alloc(memory.context(), memory.len())?;
+        let keeper: Arc<dyn Any + Send + Sync> = Arc::new(staging.clone());
+        let start = staging.as_ptr().expose_provenance() as u64;
         // SAFETY: the bytes are pinned memory as long as the keeper lives. Handles access them by
         // atomics; a slice is given only to the last handle, which no caller has while the region
         // keeps one.
         let chunks = unsafe {
             self.verbs()
-                .register_opaque(start, mirror.len(), chunk, keeper, rights)?
+                .register_opaque(start, staging.len(), chunk, keeper, rights)?
         };
-        Ok((chunks, Some(mirror)))
+        Ok((chunks, Some(staging)))
     }
 
     fn verbs(self) -> Registration<'a> {

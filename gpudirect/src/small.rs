@@ -2,7 +2,7 @@
 //! stores deliver the bytes, while a GPU copy takes microseconds to start.
 //!
 //! Few machines allow it. The memory's dma-buf is mapped if its driver supports mmap; otherwise
-//! [`NoWindow`] lists the reasons.
+//! [`WindowUnavailable`] lists the reasons.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -51,12 +51,12 @@ unsafe impl Send for Mapping {}
 
 /// Why GPU memory cannot be mapped: each method with the reason.
 #[derive(Debug)]
-pub struct NoWindow {
+pub struct WindowUnavailable {
     /// The methods tried, each with the reason it failed.
     pub refused: Vec<(&'static str, String)>,
 }
 
-impl fmt::Display for NoWindow {
+impl fmt::Display for WindowUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the processor cannot map this GPU's memory")?;
         for (at, (way, why)) in self.refused.iter().enumerate() {
@@ -66,14 +66,14 @@ impl fmt::Display for NoWindow {
     }
 }
 
-impl std::error::Error for NoWindow {}
+impl std::error::Error for WindowUnavailable {}
 
 impl SmallWindow {
     /// Maps all of `memory`.
     ///
     /// # Errors
-    /// [`NoWindow`], with each method tried.
-    pub fn open(memory: &GpuMemory) -> Result<Self, NoWindow> {
+    /// [`WindowUnavailable`], with each method tried.
+    pub fn open(memory: &GpuMemory) -> Result<Self, WindowUnavailable> {
         let by_dma_buf = match Self::map(memory) {
             Ok(window) => return Ok(window),
             Err(why) => why,
@@ -92,7 +92,7 @@ impl SmallWindow {
             Ok(false) => format!("the kernel has not loaded gdrdrv (no {GDRDRV})"),
             Err(error) => format!("{GDRDRV}: {error}"),
         };
-        Err(NoWindow {
+        Err(WindowUnavailable {
             refused: vec![("dma-buf", by_dma_buf), ("coherent link", coherent), ("gdrdrv", gdrdrv)],
         })
     }

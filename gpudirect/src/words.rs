@@ -57,7 +57,7 @@ impl SharedWords {
     ///
     /// # Errors
     /// As [`pinned`](Self::pinned).
-    pub(crate) fn another(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
+    pub(crate) fn same_kind(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
         match &self.context {
             Some(context) => Self::pinned(context, count),
             None => Ok(Self::plain(count)),

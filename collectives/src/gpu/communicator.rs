@@ -43,7 +43,7 @@ pub struct GpuCommunicator {
     // Declared first: the watchdog runs until the other fields are dropped.
     watchdog: Watchdog,
     state: Mutex<State>,
-    way: OperationPath,
+    path: OperationPath,
     staged: Staged,
     comm: Arc<Communicator>,
     context: Context,
@@ -98,7 +98,7 @@ impl GpuCommunicator {
         let (options, sizes) = agree(&comm, options, Some(context))?;
         let met =
             comm.exchanging(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
-        let way = match met {
+        let path = match met {
             Err(reason) => OperationPath::Staged(reason),
             Ok(_) if options.executor == Some(Executor::Staged) => {
                 OperationPath::Staged("the options request it".to_owned())
@@ -106,7 +106,7 @@ impl GpuCommunicator {
             Ok(peers) => OperationPath::Direct(Arc::new(peers)),
         };
         let comm = Arc::new(comm);
-        Self::with(&comm, context, options, way)
+        Self::with(&comm, context, options, path)
             // The others have completed the exchange, and would wait for this rank until the
             // deadline.
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
@@ -116,12 +116,12 @@ impl GpuCommunicator {
         comm: &Arc<Communicator>,
         context: &Context,
         options: GpuOptions,
-        way: OperationPath,
+        path: OperationPath,
     ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
         let mut state = State::default();
         let mut words = None;
-        if let OperationPath::Direct(peers) = &way {
+        if let OperationPath::Direct(peers) = &path {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
             state.kernels = Some(Kernels::new(Arc::clone(peers)));
             state.side = Some(SideStream::new(context)?);
@@ -131,7 +131,7 @@ impl GpuCommunicator {
         Ok(Self {
             watchdog: Watchdog::new(&comm, context, words)?,
             state: Mutex::new(state),
-            way,
+            path,
             staged,
             comm,
             context: context.clone(),
@@ -169,7 +169,7 @@ impl GpuCommunicator {
     /// The ranks' mapped memory, if they use peer access.
     #[must_use]
     pub fn peers(&self) -> Option<&Arc<Peers>> {
-        match &self.way {
+        match &self.path {
             OperationPath::Direct(peers) => Some(peers),
             OperationPath::Staged(_) => None,
         }
@@ -185,7 +185,7 @@ impl GpuCommunicator {
         count: usize,
         registered: bool,
     ) -> (Executor, Option<Algorithm>) {
-        if let OperationPath::Staged(_) = &self.way {
+        if let OperationPath::Staged(_) = &self.path {
             return (Executor::Staged, None);
         }
         match Choice::new(&self.options, self.size(), collective, data, count, registered) {
@@ -199,7 +199,7 @@ impl GpuCommunicator {
     /// Why operations are staged through host memory, if they are: the same on all ranks.
     #[must_use]
     pub fn why_staged(&self) -> Option<&str> {
-        match &self.way {
+        match &self.path {
             OperationPath::Direct(_) => None,
             OperationPath::Staged(reason) => Some(reason),
         }
@@ -246,7 +246,7 @@ impl GpuCommunicator {
     /// [`GpuError::NotRegistered`] on all ranks, if one of them cannot.
     #[doc(alias = "ncclCommRegister")]
     pub fn register(&self, memory: &impl Shareable) -> Result<(), GpuError> {
-        let OperationPath::Direct(peers) = &self.way else {
+        let OperationPath::Direct(peers) = &self.path else {
             return Ok(());
         };
         let mapped = self
@@ -303,7 +303,7 @@ impl GpuCommunicator {
     /// The error of `work`, the driver's error for the capture, or [`GpuError::Refused`] if
     /// operations are staged through the host.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
-        if let OperationPath::Staged(reason) = &self.way {
+        if let OperationPath::Staged(reason) = &self.path {
             return Err(GpuError::Refused {
                 what: "a graph of operations in which the host has a part",
                 reason: format!("the host cannot be captured, and has a part because {reason}"),
@@ -341,14 +341,14 @@ impl GpuCommunicator {
             watchdog,
             staged,
             state,
-            way,
+            path,
             comm,
             context,
             ..
         } = self;
         let failed = staged.error();
         let ipc_shared = state.into_inner().unwrap_or_else(PoisonError::into_inner).ipc_shared();
-        drop((staged, way));
+        drop((staged, path));
         watchdog.end();
         context.reap();
         let parted = match failed {
@@ -429,7 +429,7 @@ impl GpuCommunicator {
         {
             stream.wait(end)?;
         }
-        match &self.way {
+        match &self.path {
             OperationPath::Direct(_) => self.enqueue_direct(&mut state, checked, call, stream)?,
             OperationPath::Staged(_) if is_capturing => {
                 return Err(GpuError::Refused {
@@ -540,7 +540,7 @@ impl GpuCommunicator {
         let (Some(scalar), Some(span)) = (scalar, operation.input) else {
             return copies.run(operation, stream);
         };
-        copies.warm(operation.data, Operator::Sum)?;
+        copies.warm_up(operation.data, Operator::Sum)?;
         let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
             Some(memory) => memory,
             None => DeviceMemory::alloc(&self.context, span.len())?,

@@ -40,10 +40,10 @@ pub(super) fn exchange_descriptors(
     own: BorrowedFd<'_>,
 ) -> Result<Vec<Option<OwnedFd>>, ExchangeError> {
     let server = DescriptorServer::open();
-    let said = exchange.all_gather(&server.as_ref().map_or([0; OFFER_BYTES], DescriptorServer::offer))?;
+    let offers = exchange.all_gather(&server.as_ref().map_or([0; OFFER_BYTES], DescriptorServer::offer))?;
     let mut connected: Vec<_> = (0..)
         .map(Rank)
-        .zip(&said)
+        .zip(&offers)
         .map(|(peer, offer)| server.as_ref().filter(|_| peer != rank)?.connect(offer, rank))
         .collect();
     // Failed connections are announced, so that no rank waits for them.

@@ -22,7 +22,7 @@ const CACHED_PLANS: usize = 64;
 
 /// What a lowered plan depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Key {
+struct PlanKey {
     collective: Collective,
     algorithm: Algorithm,
     root: Rank,
@@ -36,9 +36,9 @@ pub(super) struct Kernels {
     executor: KernelExecutor,
     small: SmallExecutor,
     /// In LRU order, the most recent last.
-    plans: Vec<(Key, Plan)>,
+    plans: Vec<(PlanKey, Plan)>,
     /// The kernels that have run.
-    warm: Vec<(DataType, bool, bool)>,
+    warm_up: Vec<(DataType, bool, bool)>,
 }
 
 impl Kernels {
@@ -64,7 +64,7 @@ impl Kernels {
             executor,
             small,
             plans: Vec::new(),
-            warm: Vec::new(),
+            warm_up: Vec::new(),
         }
     }
 
@@ -115,7 +115,7 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        self.warm(function, cut.ll)?;
+        self.warm_up(function, cut.ll)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
@@ -152,19 +152,19 @@ impl Kernels {
     }
 
     /// Warms up a kernel: see [`KernelExecutor::prepare`].
-    fn warm(&mut self, function: Function, ll: bool) -> Result<(), GpuError> {
+    fn warm_up(&mut self, function: Function, ll: bool) -> Result<(), GpuError> {
         let name = (function.data, function.op.is_some(), ll);
-        if !self.warm.contains(&name) {
+        if !self.warm_up.contains(&name) {
             let stream = Stream::new(self.peers.context())?;
             self.executor.prepare(&stream, function, ll)?;
-            self.warm.push(name);
+            self.warm_up.push(name);
         }
         Ok(())
     }
 
     /// Looks up or lowers the operation's plan, and makes it the most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
-        let key = Key {
+        let key = PlanKey {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,

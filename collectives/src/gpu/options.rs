@@ -102,7 +102,7 @@ impl GpuOptions {
 mod tests {
     use super::*;
 
-    fn said(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
+    fn parsed(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
         GpuOptions::from(|requested| (requested == name).then(|| value.into()))
     }
 
@@ -110,21 +110,21 @@ mod tests {
     fn environment_variables_are_parsed() {
         assert_eq!(GpuOptions::from(|_| None).unwrap(), GpuOptions::default());
         assert_eq!(
-            said("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,
+            parsed("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,
             Some(Executor::Staged)
         );
-        assert_eq!(said("DOORBELL_GPU_SLICE", "1048576").unwrap().slice, Some(1 << 20));
+        assert_eq!(parsed("DOORBELL_GPU_SLICE", "1048576").unwrap().slice, Some(1 << 20));
         assert_eq!(
-            said("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
+            parsed("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
             65536
         );
         assert_eq!(
-            said("DOORBELL_GPU_FIFOS", "131072").unwrap().sizes.unwrap().fifos,
+            parsed("DOORBELL_GPU_FIFOS", "131072").unwrap().sizes.unwrap().fifos,
             131_072
         );
-        assert_eq!(said("DOORBELL_GPU_BLOCKS", "96").unwrap().blocks, Some(96));
-        assert_eq!(said("DOORBELL_GPU_CUT", "65536").unwrap().cut, Some(65536));
-        assert_eq!(said("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
+        assert_eq!(parsed("DOORBELL_GPU_BLOCKS", "96").unwrap().blocks, Some(96));
+        assert_eq!(parsed("DOORBELL_GPU_CUT", "65536").unwrap().cut, Some(65536));
+        assert_eq!(parsed("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
         for (name, value) in [
             ("DOORBELL_GPU_EXECUTOR", "fast"),
             ("DOORBELL_GPU_BLOCKS", "257"),
@@ -132,7 +132,7 @@ mod tests {
             ("DOORBELL_GPU_SLICE", "1M"),
             ("DOORBELL_GPU_COPIERS", "9"),
         ] {
-            let error = said(name, value).unwrap_err().to_string();
+            let error = parsed(name, value).unwrap_err().to_string();
             assert!(
                 error.starts_with(name) && error.contains(value) && !error.contains('\n'),
                 "{error}"

@@ -186,7 +186,7 @@ impl LaunchShape {
         let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
         let blocks = each.div_ceil(share);
         // Every block needs data of every part: a rank that receives nothing from another could not
-        // tell whether that one has started.
+        // know whether that one has started.
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
             return Self::with(ranks, bytes, area, 1, most_threads);
         }

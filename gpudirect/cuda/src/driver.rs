@@ -77,7 +77,7 @@ impl Driver {
     /// (`AT_SECURE`, getauxval(3)).
     ///
     /// # Errors
-    /// [`Absent`] if this machine, or this process, has no usable GPU. The result of the first call
+    /// An error if this machine, or this process, has no usable GPU. The result of the first call
     /// is final.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self, Absent> {

@@ -202,7 +202,7 @@ impl SmallCopies {
     /// The maximum bytes per copy.
     pub const LARGEST: usize = 4096;
     /// The maximum bytes if addresses or length are not multiples of 8, which is slower.
-    pub const LARGEST_ODD: usize = 512;
+    pub const MAX_UNALIGNED: usize = 512;
     /// The maximum bytes of inline data.
     pub const MOST_INLINE: usize = 4 * (COMMAND_WORDS - INLINE_WORD);
 
@@ -256,7 +256,7 @@ impl SmallCopies {
     pub fn takes(into: Span<'_>, from: Span<'_>) -> bool {
         let bytes = into.len() as u64;
         let even = (into.device_ptr().0 | from.device_ptr().0 | bytes).is_multiple_of(8);
-        into.len() <= if even { Self::LARGEST } else { Self::LARGEST_ODD }
+        into.len() <= if even { Self::LARGEST } else { Self::MAX_UNALIGNED }
     }
 
     /// Submits a copy. Returns its number, to be compared with [`done`](Self::done), or `None` if

@@ -39,7 +39,7 @@ impl Machine {
     /// daemon).
     ///
     /// # Errors
-    /// [`Absent`] if there is no library, or it cannot enumerate the GPUs.
+    /// An error if there is no library, or it cannot enumerate the GPUs.
     #[doc(alias("nvmlInit_v2", "nvmlDeviceGetCount_v2"))]
     pub fn read() -> Result<Self, Absent> {
         query::system()

@@ -344,7 +344,9 @@ impl Session<'_> {
         Link {
             number: link,
             version,
-            bytes_per_s: speed.map(sold).or_else(|| version.and_then(usual)),
+            bytes_per_s: speed
+                .map(nominal_rate)
+                .or_else(|| version.and_then(nominal_rate_of_version)),
             far: remote_device,
         }
     }
@@ -480,16 +482,16 @@ fn address(pci: &PciInfo) -> String {
 
 /// The nominal bytes/s of a link with a line rate in MB/s: line encoding takes some percent (33/32
 /// for NVLink 2, 17/16 for 4 and 5).
-fn sold(line_mb_per_s: u64) -> u64 {
-    let sold = [20_000, 25_000, 50_000, 100_000];
-    let by = sold
+fn nominal_rate(line_mb_per_s: u64) -> u64 {
+    let nominal_rate = [20_000, 25_000, 50_000, 100_000];
+    let by = nominal_rate
         .into_iter()
         .find(|speed| (*speed..=speed + speed / 14).contains(&line_mb_per_s));
     by.unwrap_or(line_mb_per_s).saturating_mul(1_000_000)
 }
 
 /// The nominal bytes/s of links of a version, by `nvmlNvlinkVersion_t`.
-fn usual(version: u32) -> Option<u64> {
+fn nominal_rate_of_version(version: u32) -> Option<u64> {
     match version {
         1 => Some(20_000_000_000),
         2..=6 => Some(25_000_000_000),

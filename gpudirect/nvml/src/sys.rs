@@ -185,9 +185,9 @@ pub(crate) unsafe fn open(path: &Path) -> Result<&'static Library, String> {
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             let prefix = format!("{}: ", path.display());
-            Err(said.strip_prefix(&prefix).unwrap_or(&said).to_owned())
+            Err(message.strip_prefix(&prefix).unwrap_or(&message).to_owned())
         }
     }
 }

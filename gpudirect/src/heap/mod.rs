@@ -447,7 +447,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`HeapError::NoSignal`]; [`HeapError::NoGpu`] for a heap built without a GPU; the CUDA
     /// driver's error.
-    pub fn on(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
+    pub fn on_stream(&mut self, stream: &Stream) -> Result<HeapStream, HeapError> {
         let barrier_rounds = self.shared.barrier_rounds().count() as u64;
         let first = self.alloc_signals(barrier_rounds)?;
         HeapStream::new(Arc::clone(&self.shared), stream, first)

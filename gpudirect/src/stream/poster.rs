@@ -39,12 +39,12 @@ pub struct Poster {
 struct InFlight {
     /// The number of completed requests at which it is complete.
     until: u64,
-    what: What,
+    owner: BatchOwner,
     buffers: Vec<Buffers>,
     failed: Option<PostFailed>,
 }
 
-enum What {
+enum BatchOwner {
     Once(Arc<State>),
     /// The repeated post of this index.
     Repeated(usize),
@@ -115,7 +115,7 @@ impl Poster {
             };
             any = true;
             let failed = lost.or_else(|| self.qp.post(build).err().map(|refused| PostFailed(refused.to_string())));
-            self.launch(What::Once(state), failed);
+            self.launch(BatchOwner::Once(state), failed);
         }
         any
     }
@@ -133,7 +133,7 @@ impl Poster {
                 let build = &mut repeat.build;
                 let failed = self.qp.post(|batch| build(batch)).err();
                 self.launch(
-                    What::Repeated(index),
+                    BatchOwner::Repeated(index),
                     failed.map(|refused| PostFailed(refused.to_string())),
                 );
             } else if repeat.is_complete() {
@@ -143,10 +143,10 @@ impl Poster {
         any
     }
 
-    fn launch(&mut self, what: What, failed: Option<PostFailed>) {
+    fn launch(&mut self, owner: BatchOwner, failed: Option<PostFailed>) {
         self.in_flight.push_back(InFlight {
             until: self.qp.next_send(),
-            what,
+            owner,
             buffers: Vec::new(),
             failed,
         });
@@ -190,18 +190,18 @@ impl Poster {
             .front()
             .is_some_and(|entry| entry.until <= self.confirmed)
             && let Some(InFlight {
-                what, buffers, failed, ..
+                owner, buffers, failed, ..
             }) = self.in_flight.pop_front()
         {
             if let Some(failed) = &failed {
                 self.shared.failure.lock().get_or_insert_with(|| failed.clone());
             }
-            match what {
-                What::Once(state) => {
+            match owner {
+                BatchOwner::Once(state) => {
                     self.done += 1;
                     state.finish(failed.map_or(Ok(buffers), Err));
                 }
-                What::Repeated(index) => {
+                BatchOwner::Repeated(index) => {
                     if let Some(Some(repeat)) = self.repeats.get_mut(index) {
                         repeat.finish(failed.map_or(Ok(()), Err));
                     }
@@ -230,9 +230,9 @@ impl Drop for Poster {
         };
         self.admit();
         let failed = PostFailed("the queue was dropped before it completed".to_owned());
-        let posted = self.in_flight.drain(..).filter_map(|entry| match entry.what {
-            What::Once(state) => Some(state),
-            What::Repeated(_) => None,
+        let posted = self.in_flight.drain(..).filter_map(|entry| match entry.owner {
+            BatchOwner::Once(state) => Some(state),
+            BatchOwner::Repeated(_) => None,
         });
         for state in posted.chain(self.waiting.drain(..).map(|requested| requested.state)) {
             state.finish(Err(failed.clone()));

@@ -95,7 +95,7 @@ pub struct RepeatedPost {
 
 impl RepeatedPost {
     pub(super) fn new(like: &SharedWords, thread: Option<Arc<Thread>>) -> Result<Self, StreamError> {
-        let words = like.another(COUNT)?;
+        let words = like.same_kind(COUNT)?;
         words.at(COMPLETED).store(1, Ordering::Release);
         Ok(Self {
             words,

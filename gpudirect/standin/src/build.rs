@@ -209,16 +209,16 @@ fn compile(output: &Path, arguments: impl FnOnce(&mut Command) -> &mut Command) 
     let part = output.with_extension(format!("part-{}", std::process::id()));
     let mut compiler = Command::new("c++");
     compiler.args(FLAGS);
-    let said = arguments(&mut compiler)
+    let result = arguments(&mut compiler)
         .arg("-o")
         .arg(&part)
         .output()
         .expect("a C++ compiler, c++ (g++)");
     assert!(
-        said.status.success(),
+        result.status.success(),
         "c++ cannot make {}:\n{}",
         output.display(),
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&result.stderr)
     );
     fs::rename(&part, output).expect("a file that was just made");
 }

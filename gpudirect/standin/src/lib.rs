@@ -107,7 +107,7 @@ impl Standin {
         for function in functions {
             rename(&mut bytes, function);
         }
-        let path = unused();
+        let path = unique_path();
         // The dynamic loader gives each file its own copy of the library's state.
         fs::write(&path, bytes).expect("a file in the folder of the build");
         // SAFETY: the library's initialisers only read the environment.
@@ -310,7 +310,7 @@ fn rename(library: &mut [u8], function: &str) {
 }
 
 /// An unused file name in the build folder.
-fn unused() -> PathBuf {
+fn unique_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     build::folder().join(format!("copy-{}-{next}.so", process::id()))

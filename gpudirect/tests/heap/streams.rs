@@ -25,7 +25,7 @@ fn put_wait_and_barrier() {
             let kept = HostMemory::alloc(&gpu.context, (2 * ROUNDS * LEN) as usize).unwrap();
             let (rank, ranks) = (heap.rank(), heap.ranks());
             let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-            let mut puts = heap.on(&gpu.stream).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
             for round in 1..=ROUNDS {
                 let value = |rank: u32| (round * 11 + u64::from(rank)) as u8;
                 gpu.stream.fill(heap.span(from).unwrap(), value(rank)).unwrap();
@@ -73,8 +73,8 @@ fn no_request_precedes_its_stream() {
             let (first, second) = (heap.alloc_signal().unwrap(), heap.alloc_signal().unwrap());
             let gate = HostMemory::alloc(&gpu.context, 8).unwrap();
             let other = Stream::new(&gpu.context).unwrap();
-            let mut puts = heap.on(&gpu.stream).unwrap();
-            let mut others = heap.on(&other).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
+            let mut others = heap.on_stream(&other).unwrap();
             gpu.stream.wait_value64(gate.all(), WaitCondition::Equal(1)).unwrap();
             puts.signal(0, first, SignalOp::Set(1)).unwrap();
             // Another stream is independent.
@@ -112,7 +112,7 @@ fn failures_release_streams() {
         |heap| heap.bytes(1 << 20),
         |mut heap, gpu| {
             let range = heap.alloc(4096).unwrap();
-            let mut puts = heap.on(&gpu.stream).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
             heap.barrier(TIMEOUT).unwrap();
             if heap.rank() == 0 {
                 return;
@@ -141,7 +141,7 @@ fn capture_is_refused_and_failures_are_returned() {
         |heap| heap.bytes(1 << 20),
         |mut heap, gpu| {
             let range = heap.alloc(8).unwrap();
-            let mut puts = heap.on(&gpu.stream).unwrap();
+            let mut puts = heap.on_stream(&gpu.stream).unwrap();
             let captured = gpu.stream.capture(CaptureMode::Relaxed, &[], || {
                 assert!(gpu.stream.is_capturing()?);
                 assert!(matches!(puts.put(range, range, 0), Err(HeapError::Capturing)));
@@ -162,7 +162,7 @@ fn capture_is_refused_and_failures_are_returned() {
         |heap| heap.bytes(1 << 20),
         |mut heap| {
             let stream = Stream::new(&driver.device(0).unwrap().context().unwrap()).unwrap();
-            assert!(matches!(heap.on(&stream), Err(HeapError::NoGpu)));
+            assert!(matches!(heap.on_stream(&stream), Err(HeapError::NoGpu)));
         },
     );
 }

@@ -241,7 +241,7 @@ pub(crate) fn small(driver: Driver, options: &Options) -> Result<()> {
 pub(crate) fn large(driver: Driver, options: &Options) -> Result<()> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let blocks = options.blocks.iter().copied().max().unwrap_or(1);
-    let rig = rig(driver, options, ranks, options.max_slice_bytes * MIB, blocks)?;
+    let rig = rig(driver, options, ranks, options.max_mib * MIB, blocks)?;
     let sizes: &[usize] = if options.quick {
         &[512 * KIB, 8 * MIB, 128 * MIB]
     } else {
@@ -251,7 +251,7 @@ pub(crate) fn large(driver: Driver, options: &Options) -> Result<()> {
     println!("\nlarge, {ranks} ranks: GB/s of the bus; slices of {max_slice_bytes} KiB at most");
     for data in [DataType::F32, DataType::Bf16] {
         for (collective, algorithm, _) in MEASURED {
-            for &bytes in sizes.iter().filter(|bytes| **bytes <= options.max_slice_bytes * MIB) {
+            for &bytes in sizes.iter().filter(|bytes| **bytes <= options.max_mib * MIB) {
                 let case = case(collective, ranks, bytes, data);
                 let mut best = (0.0, String::new());
                 let mut line = String::new();

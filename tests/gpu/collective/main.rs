@@ -41,7 +41,7 @@ pub(crate) struct Options {
     pub(crate) threads: Vec<u32>,
     pub(crate) slices: Vec<u32>,
     pub(crate) fifos: usize,
-    pub(crate) most: usize,
+    pub(crate) max_mib: usize,
     pub(crate) ptx: Option<String>,
 }
 
@@ -107,7 +107,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>>
         threads: vec![512],
         slices: vec![32, 64, 128],
         fifos: 256,
-        most: 1024,
+        max_mib: 1024,
         ptx: None,
     };
     while let Some(argument) = arguments.next() {
@@ -126,7 +126,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>>
             "--threads" => options.threads = list(value()?)?,
             "--slices" => options.slices = list(value()?)?,
             "--fifos" => options.fifos = value()?.parse().context("--fifos needs a number")?,
-            "--most" => options.most = value()?.parse().context("--most needs a number")?,
+            "--most" => options.max_mib = value()?.parse().context("--most needs a number")?,
             "--ptx" => {
                 let path = value()?;
                 options.ptx = Some(std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?);

@@ -119,7 +119,7 @@ fn rate(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut Symmetr
 
 /// Half round trip of put_signal and wait_signal in two streams, without a kernel.
 fn in_streams(options: &Options, location: HeapLocation, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<()> {
-    let mut puts = heap.on(&gpu.stream)?;
+    let mut puts = heap.on_stream(&gpu.stream)?;
     let turn = heap.alloc_signal()?;
     let (repeats, rounds) = if options.quick { (3, 10u64) } else { (7, 400) };
     let mut round = 0;

@@ -157,7 +157,7 @@ fn in_streams(options: &Options, gpu: &Gpu, heap: &mut SymmetricHeap) -> Result<
     let (from, to, back) = (heap.alloc(len)?, heap.alloc(len)?, heap.alloc(len)?);
     let arrived = heap.alloc_signal()?;
     let kept = HostMemory::alloc(&gpu.context, (2 * rounds * len) as usize)?;
-    let mut puts = heap.on(&gpu.stream)?;
+    let mut puts = heap.on_stream(&gpu.stream)?;
     let span = |range| {
         heap.span(range)
             .ok_or_else(|| anyhow::anyhow!("the GPU does not reach the heap"))

@@ -53,7 +53,7 @@ pub(super) struct Operation<'a> {
 
 /// What a script depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Key {
+struct ScriptKey {
     collective: Collective,
     algorithm: Algorithm,
     root: Rank,
@@ -77,7 +77,7 @@ fn tail_parts(operation: &Operation<'_>, ranks: usize) -> u32 {
 
 /// A script with its events.
 struct CachedScript {
-    key: Key,
+    key: ScriptKey,
     script: Script,
     events: Vec<Event>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Copies {
     streams: Vec<Stream>,
     reducer: Reducer,
     /// The types and operators whose kernels have run.
-    warm: Vec<(DataType, &'static str)>,
+    warm_up: Vec<(DataType, &'static str)>,
     /// In LRU order, the most recent last.
     cached: Vec<CachedScript>,
 }
@@ -105,7 +105,7 @@ impl Copies {
             copiers,
             streams,
             reducer: Reducer::new(&context),
-            warm: Vec::new(),
+            warm_up: Vec::new(),
             cached: Vec::new(),
         })
     }
@@ -126,9 +126,9 @@ impl Copies {
     /// Runs the kernels of a type and an operator once, with almost no work. The driver may load a
     /// kernel lazily at its first launch, and then waits for all work of the device, which may wait
     /// for another rank of this process.
-    pub(super) fn warm(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
+    pub(super) fn warm_up(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
         let name = (data, operator.name());
-        if self.warm.contains(&name) {
+        if self.warm_up.contains(&name) {
             return Ok(());
         }
         let over = types::data(data);
@@ -146,14 +146,14 @@ impl Copies {
                 .reduce(&stream, over, operator, &[scaled], (form, element))?;
         }
         stream.synchronize()?;
-        self.warm.push(name);
+        self.warm_up.push(name);
         Ok(())
     }
 
     /// Prepares an operation before any of it is enqueued: its script, and warmed-up kernels.
     pub(super) fn prepare_all(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         if operation.collective.reduces() {
-            self.warm(operation.data, operation.operator)?;
+            self.warm_up(operation.data, operation.operator)?;
         }
         self.prepare(operation)
     }
@@ -177,7 +177,7 @@ impl Copies {
     /// Looks up or builds the operation's script, and makes it the most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let areas = self.peers.areas();
-        let key = Key {
+        let key = ScriptKey {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,

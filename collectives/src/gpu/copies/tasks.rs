@@ -172,8 +172,8 @@ impl Plan {
                                 let cut = cut(len, part, message.parts);
                                 let (skipped, bytes) = (cut.start * unit, (cut.end - cut.start) * unit);
                                 task.copy(
-                                    here((place, from + skipped)),
-                                    there(message.to, (into, to + skipped)),
+                                    own_location((place, from + skipped)),
+                                    peer_location(message.to, (into, to + skipped)),
                                     bytes,
                                 );
                                 task.accesses
@@ -195,7 +195,7 @@ impl Plan {
                             task.place.3 = message.parts;
                             let sources = self.target(message, slice);
                             for ((place, to, len), from) in self.span(rank, *into, slice).into_iter().zip(sources) {
-                                task.copy(here(from), here((place, to)), len * unit);
+                                task.copy(own_location(from), own_location((place, to)), len * unit);
                                 task.accesses.push(self.access(rank, from, len * unit, false));
                                 task.accesses.push(self.access(rank, (place, to), len * unit, true));
                             }
@@ -241,7 +241,7 @@ impl Plan {
                             if read.space == written.space && read.bytes == written.bytes {
                                 continue;
                             }
-                            task.copy(here((source, at)), here((place, to)), len * unit);
+                            task.copy(own_location((source, at)), own_location((place, to)), len * unit);
                             task.accesses.extend([read, written]);
                         }
                         tasks.extend(task.nonempty());
@@ -324,8 +324,11 @@ impl Plan {
             task.accesses
                 .push(self.access(rank, to, elements * self.unit(place.form()), true));
             task.ops.push(StreamOp::Reduce {
-                sources: of_piece.into_iter().map(|(from, form)| (here(from), form)).collect(),
-                into: (here(to), place.form()),
+                sources: of_piece
+                    .into_iter()
+                    .map(|(from, form)| (own_location(from), form))
+                    .collect(),
+                into: (own_location(to), place.form()),
                 elements,
             });
         }
@@ -374,7 +377,7 @@ fn cut(len: u64, part: u32, parts: u32) -> Range<u64> {
     split(len, parts, part)..split(len, parts, part + 1)
 }
 
-fn here((place, at): (Place, u64)) -> Location {
+fn own_location((place, at): (Place, u64)) -> Location {
     match place {
         Place::Input => Location::Input(at),
         Place::Output => Location::Output(at),
@@ -382,7 +385,7 @@ fn here((place, at): (Place, u64)) -> Location {
     }
 }
 
-fn there(rank: Rank, (place, at): (Place, u64)) -> Location {
+fn peer_location(rank: Rank, (place, at): (Place, u64)) -> Location {
     match place {
         Place::Input | Place::Output => Location::TheirOutput(rank, at),
         Place::Scratch | Place::Partial => Location::TheirStaging(rank, at),

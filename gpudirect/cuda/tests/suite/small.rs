@@ -48,8 +48,8 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
     lengths.extend([
         (8, 16, SmallCopies::LARGEST),
         (0, 8, 2048),
-        (4, 12, SmallCopies::LARGEST_ODD),
-        (1, 2, SmallCopies::LARGEST_ODD),
+        (4, 12, SmallCopies::MAX_UNALIGNED),
+        (1, 2, SmallCopies::MAX_UNALIGNED),
     ]);
     for (into, from, len) in lengths {
         let target = setting.device(&pattern(LEN, 2))?;
@@ -59,7 +59,7 @@ pub(crate) fn every_length(driver: Driver) -> Outcome {
         let sent = pattern(LEN, 1)[from..from + len].to_vec();
         let mut expected = pattern(LEN, 2);
         let mut places = vec![(into, SmallSource::Memory(source.span(from..from + len)?))];
-        if len <= SmallCopies::LARGEST_ODD {
+        if len <= SmallCopies::MAX_UNALIGNED {
             places.push((into + 1024, SmallSource::Memory(pinned.span(from..from + len)?)));
         }
         if len <= SmallCopies::MOST_INLINE {
