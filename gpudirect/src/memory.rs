@@ -22,9 +22,6 @@ enum Kind {
 impl GpuMemory {
     /// Allocates `len` bytes on the GPU of `context`, exportable to other processes
     /// ([`DeviceMemory::export_fd`]) and GPUDirect RDMA capable if the GPU is.
-    ///
-    /// # Errors
-    /// As [`DeviceMemory::alloc`].
     pub fn alloc(context: &Context, len: usize) -> Result<Self, doorbell_cuda::Error> {
         DeviceMemory::alloc(context, len).map(Self::from)
     }
@@ -34,9 +31,6 @@ impl GpuMemory {
     ///
     /// # Safety
     /// Work of `context` must be able to read and write them until `owner` is dropped.
-    ///
-    /// # Errors
-    /// As [`Foreign::wrap`].
     #[expect(unsafe_code, reason = "the caller vouches for what the driver cannot check")]
     pub unsafe fn wrap(
         context: &Context,

@@ -50,9 +50,6 @@ pub enum Flush {
 
 impl Flush {
     /// The flush that a registered region needs.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn needed(region: &GpuRegion, scope: Scope) -> Result<Self, doorbell_cuda::Error> {
         match region.path() {
             Path::DeviceCopy | Path::Staged => Ok(Self::Copied),
@@ -61,9 +58,6 @@ impl Flush {
     }
 
     /// The flush that a GPU needs for writes of an adapter over the bus.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn of(device: doorbell_cuda::Device, scope: Scope) -> Result<Self, doorbell_cuda::Error> {
         Ok(if device.writes_ordering()? >= scope.ordering() {
             Self::InOrder
@@ -110,18 +104,12 @@ struct FlushReader {
 
 impl Arrivals {
     /// For the observers `scope` of the memory of `region`, registered in `pd`.
-    ///
-    /// # Errors
-    /// Errors of the driver or the device, when a flush by READ is set up.
     pub fn new(pd: &ProtectionDomain, region: &GpuRegion, scope: Scope) -> Result<Self, Error> {
         let flush = Flush::needed(region, scope)?;
         Self::by(pd, region, scope, flush)
     }
 
     /// With this flush, needed or not, for measurement.
-    ///
-    /// # Errors
-    /// As [`Arrivals::new`].
     pub fn by(pd: &ProtectionDomain, region: &GpuRegion, scope: Scope, flush: Flush) -> Result<Self, Error> {
         let by = match flush {
             Flush::Copied | Flush::InOrder => FlushMethod::Nothing,

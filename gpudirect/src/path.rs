@@ -122,7 +122,7 @@ pub enum Refusal {
         error: io::Error,
     },
     /// The adapter is a software device.
-    #[error("{device} is a software device: no bus connects it to the GPU")]
+    #[error("{device} is a device in software: no bus connects it to the GPU")]
     Software {
         /// The device.
         device: String,

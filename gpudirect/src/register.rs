@@ -19,7 +19,6 @@ use crate::region::{GpuBuffer, GpuRegion};
 /// The maximum buffer length: that of a message (IBTA vol 1, 9.7.7).
 const MAX_LEN: usize = 1 << 31;
 
-/// The kernel's modules in sysfs.
 const MODULES: &str = "/sys/module";
 /// Names of the peer memory module: the current one, and its predecessor.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
@@ -281,7 +280,6 @@ impl<'a> GpuRegistration<'a> {
     }
 }
 
-/// Requires a nonzero attribute.
 fn require_attribute(device: doorbell_cuda::Device, attribute: Attribute, name: &'static str) -> Result<(), Refusal> {
     match device.attribute(attribute)? {
         0 => Err(Refusal::Attribute {

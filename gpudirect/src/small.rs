@@ -32,7 +32,6 @@ pub struct SmallWindow {
     _memory: GpuMemory,
 }
 
-/// A mapped dma-buf.
 struct Mapping {
     start: NonNull<u8>,
     /// The offset of the memory in the mapping.

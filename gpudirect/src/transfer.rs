@@ -8,7 +8,6 @@ use doorbell_cuda::{Error, Event, Span, Stream};
 /// The minimum length of a part, except the last: below, the per-copy overhead exceeds the gain of
 /// an earlier start.
 const MIN_PART: usize = 512 << 10;
-/// The maximum length of a part.
 const MAX_PART: usize = 1 << 20;
 /// The minimum number of parts of a split transfer, so that copying and sending overlap.
 const MIN_PARTS: usize = 4;
@@ -17,14 +16,12 @@ const MIN_PARTS: usize = 4;
 #[derive(Debug)]
 #[must_use = "the bytes are there when it says so"]
 pub struct Transfer {
-    /// The start of the next part.
     at: usize,
     /// The ends of the remaining parts with the event of each; `None` if it is complete already.
     parts: VecDeque<(usize, Option<Event>)>,
 }
 
 impl Transfer {
-    /// A transfer without work.
     pub(crate) fn done(offset: usize, len: usize) -> Self {
         Self {
             at: offset,
@@ -38,7 +35,6 @@ impl Transfer {
         Ok(Self { at: offset, parts })
     }
 
-    /// A copy, part by part.
     pub(crate) fn copy(stream: &Stream, offset: usize, into: Span<'_>, from: Span<'_>) -> Result<Self, Error> {
         let len = from.len();
         let part = (len / MIN_PARTS).next_multiple_of(4096).clamp(MIN_PART, MAX_PART);
@@ -64,9 +60,6 @@ impl Transfer {
     }
 
     /// Waits for the next part; `None` after the last.
-    ///
-    /// # Errors
-    /// As [`Transfer::ready`].
     pub fn next_part(&mut self) -> Result<Option<Range<usize>>, Error> {
         if let Some((_, Some(event))) = self.parts.front() {
             event.synchronize()?;
@@ -81,9 +74,6 @@ impl Transfer {
     }
 
     /// Waits for all of it.
-    ///
-    /// # Errors
-    /// As [`Transfer::ready`].
     pub fn wait(self) -> Result<(), Error> {
         // Stream order: the last part completes last.
         match self.parts.back() {
@@ -99,7 +89,6 @@ impl Transfer {
     }
 }
 
-/// Records an event behind the stream's current work.
 fn record_event(stream: &Stream) -> Result<Event, Error> {
     let event = Event::new(stream.context())?;
     stream.record(&event)?;

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use doorbell_cuda::{Context, DevicePtr, HostMemory, Memory as _, Span};
 use doorbell_verbs::{Memory, MemoryError};
 
-/// Bytes of a word.
 pub(crate) const WORD: usize = size_of::<u64>();
 
 /// Page-aligned, zeroed memory as words. Handles are reference-counted.
@@ -19,7 +18,6 @@ pub(crate) const WORD: usize = size_of::<u64>();
 pub(crate) struct SharedWords {
     first: NonNull<AtomicU64>,
     count: usize,
-    /// The owner of the memory.
     keep: Arc<dyn Any + Send + Sync>,
     /// The same memory, if mapped for CUDA devices.
     pinned: Option<HostMemory>,
@@ -38,9 +36,6 @@ impl SharedWords {
     }
 
     /// Allocates `count` words that kernels and streams access too.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub(crate) fn pinned(context: &Context, count: usize) -> Result<Self, doorbell_cuda::Error> {
         let memory = HostMemory::alloc(context, count.max(1) * WORD)?;
         Ok(Self {
@@ -54,9 +49,6 @@ impl SharedWords {
     }
 
     /// Allocates `count` words of the same kind.
-    ///
-    /// # Errors
-    /// As [`pinned`](Self::pinned).
     pub(crate) fn same_kind(&self, count: usize) -> Result<Self, doorbell_cuda::Error> {
         match &self.context {
             Some(context) => Self::pinned(context, count),
@@ -85,9 +77,6 @@ impl SharedWords {
     }
 
     /// Maps it for CUDA devices.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub(crate) fn pin(&mut self, context: &Context) -> Result<(), doorbell_cuda::Error> {
         if self.pinned.is_none() {
             // SAFETY: the memory stays valid until the owner is dropped, and is accessed here by
@@ -101,17 +90,14 @@ impl SharedWords {
         Ok(())
     }
 
-    /// Its length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.count * WORD
     }
 
-    /// Its host address.
     pub(crate) fn start(&self) -> *mut u8 {
         self.first.as_ptr().cast()
     }
 
-    /// Its owner.
     pub(crate) fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.keep)
     }
@@ -129,7 +115,6 @@ impl SharedWords {
         self.pinned.as_ref()?.span(index * WORD..(index + 1) * WORD).ok()
     }
 
-    /// All of it, for copies and launches.
     pub(crate) fn all(&self) -> Option<Span<'_>> {
         self.pinned.as_ref().map(|pinned| pinned.all())
     }

@@ -296,7 +296,7 @@ fn every_path_reports_its_refusal() -> Outcome {
     let said = refused.to_string();
     assert_eq!(
         said,
-        "memory of GPU 0 cannot be registered with soft0: dmabuf: soft0 is a device in software: no bus leads from it to the GPU; \
+        "memory of GPU 0 cannot be registered with soft0: dmabuf: soft0 is a device in software: no bus connects it to the GPU; \
          peermem: dmabuf is forced; device-copy: dmabuf is forced; staged: dmabuf is forced"
     );
     Ok(())

@@ -65,7 +65,6 @@ impl World {
         }
     }
 
-    /// Until this many are complete.
     fn drive(&mut self, queue: &Queue, until: u64) {
         let began = Instant::now();
         while queue.completed() < until {

@@ -190,7 +190,6 @@ fn long_chains() {
     stream.synchronize().unwrap();
 }
 
-/// A graph posts, and waits, once per launch.
 #[test]
 fn graphs_post_each_time() {
     const TIMES: u64 = 100;

@@ -10,7 +10,6 @@ fn run(manner: Manner, link: &str, arguments: &[&str]) {
     run_with(manner, link, arguments, "newer");
 }
 
-/// The same, with memory of this kind.
 fn run_with(manner: Manner, link: &str, arguments: &[&str], memory: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-verbs"))
         .env("GPU_VERBS_MEMORY", memory)

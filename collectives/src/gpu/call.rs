@@ -31,7 +31,6 @@ pub struct GpuCall<'a> {
     pub output: Option<Span<'a>>,
 }
 
-/// A validated call.
 pub(super) struct Checked<'a> {
     pub(super) op: ReduceOp,
     pub(super) scalar: Option<Scalar>,

@@ -8,7 +8,6 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::DataType;
 
-/// The maximum number of sources of a reduction pass.
 const MAX_SOURCES: u32 = doorbell_cuda::reduce::MAX_SOURCES as u32;
 /// The maximum message size for the LL protocol (flags within the data words); above, separate
 /// flags are faster.
@@ -19,7 +18,6 @@ const SHORT_MAX_BYTES: u64 = 512 << 10;
 const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
 const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 
-/// How an operation is executed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
     /// By the kernel for short operations.
@@ -77,7 +75,6 @@ impl Choice {
     }
 }
 
-/// The launch shape of an operation executed as a short one.
 fn short(
     options: &GpuOptions,
     ranks: u32,

@@ -50,7 +50,6 @@ pub struct GpuCommunicator {
     options: GpuOptions,
 }
 
-/// How operations are executed.
 enum OperationPath {
     Direct(Arc<Peers>),
     /// Through host memory, and why.
@@ -413,7 +412,6 @@ impl GpuCommunicator {
         }
     }
 
-    /// Enqueues a validated operation on `stream`.
     fn enqueue_checked(
         &self,
         checked: &Checked<'_>,

@@ -140,7 +140,6 @@ fn address(name: &[u8; 16]) -> Option<SocketAddr> {
     SocketAddr::from_abstract_name(format!("doorbell-gpu-{digits:032x}")).ok()
 }
 
-/// Whether the peer process has the same user.
 fn is_same_user(stream: &UnixStream) -> bool {
     getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == geteuid().as_raw())
 }

@@ -112,9 +112,6 @@ impl KernelExecutor {
     /// Loads the kernel of a function and runs it once without work: before a capture, and before
     /// any work of the device waits for another rank. A driver may load it lazily at the first
     /// launch, and then waits for the whole device.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn prepare(&self, stream: &Stream, function: Function, ll: bool) -> Result<(), GpuError> {
         let kernel = self.kernel(function, ll)?;
         // SAFETY: the kernel's only parameter is this struct, which describes no work.

@@ -17,7 +17,6 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// Cached plans.
 const CACHED_PLANS: usize = 64;
 
 /// What a lowered plan depends on.
@@ -30,14 +29,12 @@ struct PlanKey {
     in_place: bool,
 }
 
-/// The kernel executors of a rank.
 pub(super) struct Kernels {
     peers: Arc<Peers>,
     executor: KernelExecutor,
     small: SmallExecutor,
     /// In LRU order, the most recent last.
     plans: Vec<(PlanKey, Plan)>,
-    /// The kernels that have run.
     warm_up: Vec<(DataType, bool, bool)>,
 }
 
@@ -68,7 +65,6 @@ impl Kernels {
         }
     }
 
-    /// Enqueues a short operation on `stream`.
     pub(super) fn run_short(
         &self,
         call: &GpuCall<'_>,
@@ -102,7 +98,6 @@ impl Kernels {
         unsafe { self.small.launch(stream, &operation, function, cut, &uses[..used]) }
     }
 
-    /// Enqueues an operation on `stream`.
     pub(super) fn run(
         &mut self,
         operation: &Operation<'_>,
@@ -151,7 +146,6 @@ impl Kernels {
         unsafe { self.executor.launch(stream, plan, function, cut, launched, &uses) }
     }
 
-    /// Warms up a kernel: see [`KernelExecutor::prepare`].
     fn warm_up(&mut self, function: Function, ll: bool) -> Result<(), GpuError> {
         let name = (function.data, function.op.is_some(), ll);
         if !self.warm_up.contains(&name) {

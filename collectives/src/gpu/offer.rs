@@ -16,7 +16,6 @@ const ATTRIBUTE_BYTES: usize = 1 + 3 * 8;
 const DESCRIPTOR: u8 = 0;
 const IPC: u8 = 1;
 
-/// A rank's own memory.
 pub(super) struct MemoryOffer {
     attributes: [u8; ATTRIBUTE_BYTES],
     descriptor: OwnedFd,

@@ -4,6 +4,8 @@
 //! located as in [`Shape::shared`](crate::plan::Shape::shared): it is the input's memory; for
 //! all-gather and gather the input is this rank's part of the output, for reduce-scatter and
 //! scatter the output is this rank's part of the input.
+//!
+//! Errors are those of [`enqueue`](GpuCommunicator::enqueue).
 
 use doorbell_cuda::{Span, Stream};
 
@@ -16,9 +18,6 @@ use crate::types::{DataType, Rank, ReduceOp};
 
 impl GpuCommunicator {
     /// Every rank gets the reduction of all `input`s.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<'a>(
         &self,
@@ -39,9 +38,6 @@ impl GpuCommunicator {
     }
 
     /// Every rank gets all `input`s, concatenated; `count` is per rank.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclAllGather")]
     pub fn all_gather<'a>(
         &self,
@@ -58,9 +54,6 @@ impl GpuCommunicator {
     }
 
     /// Each rank gets its part of the reduction of all `input`s; `count` is per part.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclReduceScatter")]
     pub fn reduce_scatter<'a>(
         &self,
@@ -82,9 +75,6 @@ impl GpuCommunicator {
 
     /// Every rank gets the root's `input`. Only the root passes an `input`; all ranks pass an
     /// `output`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<'a>(
         &self,
@@ -105,9 +95,6 @@ impl GpuCommunicator {
     }
 
     /// The root gets the reduction of all `input`s. Only the root passes an `output`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[expect(clippy::too_many_arguments, reason = "as the others of its kind have them")]
     #[doc(alias = "ncclReduce")]
     pub fn reduce<'a>(
@@ -132,9 +119,6 @@ impl GpuCommunicator {
 
     /// The root gets all `input`s, concatenated; `count` is per rank. Only the root passes an
     /// `output`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclGather")]
     pub fn gather<'a>(
         &self,
@@ -156,9 +140,6 @@ impl GpuCommunicator {
 
     /// Each rank gets its part of the root's `input`; `count` is per part. Only the root passes an
     /// `input`.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclScatter")]
     pub fn scatter<'a>(
         &self,
@@ -179,9 +160,6 @@ impl GpuCommunicator {
     }
 
     /// Each rank gets its part of every rank's `input`; `count` is per part. Never in place.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias = "ncclAlltoAll")]
     pub fn all_to_all<'a>(
         &self,
@@ -199,9 +177,6 @@ impl GpuCommunicator {
 
     /// Each rank sends its `input` to the next rank, and receives from the previous one. Never in
     /// place.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     #[doc(alias("ncclSend", "ncclRecv"))]
     pub fn send_receive<'a>(
         &self,
@@ -218,9 +193,6 @@ impl GpuCommunicator {
     }
 
     /// A barrier: later work of `stream` runs when all ranks' streams have reached it.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
     pub fn barrier(&self, stream: &Stream) -> Result<(), GpuError> {
         self.enqueue(
             &GpuCall {

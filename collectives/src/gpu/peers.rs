@@ -22,7 +22,6 @@ use crate::types::Rank;
 pub const MAX_PEERS: usize = 16;
 /// Words that a rank has per peer and direction: [`Areas::words`].
 pub const WORDS: usize = 1024;
-/// The alignment of areas.
 const ALIGN: usize = 4096;
 /// Bytes of [`Peers::control`].
 const CONTROL: usize = 4096;
@@ -132,9 +131,6 @@ impl Peers {
     ///
     /// The inner `Err` is the reason why not all ranks have access to each other, the same on all
     /// of them.
-    ///
-    /// # Errors
-    /// Those of the exchange.
     pub fn connect(
         exchange: &mut dyn Exchange,
         rank: Rank,
@@ -170,9 +166,6 @@ impl Peers {
 
     /// Maps each rank's `memory` for all others. Collective; the inner `Err` is the reason why one
     /// of them cannot.
-    ///
-    /// # Errors
-    /// Those of the exchange.
     pub fn map(&self, exchange: &mut dyn Exchange, memory: &dyn Shareable) -> Result<Result<Mapped, String>, GpuError> {
         map(exchange, self.rank, &self.context, memory)
     }
@@ -305,7 +298,6 @@ fn map(
     })
 }
 
-/// A table of addresses in device memory.
 fn table(context: &Context, memories: &[OwnedSpan]) -> Result<DeviceMemory, doorbell_cuda::Error> {
     let bytes: Vec<u8> = memories
         .iter()

@@ -20,7 +20,6 @@ pub const MAX_BLOCKS: u32 = 256;
 pub const MAX_LL_BLOCKS: u32 = 32;
 /// Bytes of the flags of a thread block, per peer.
 const FLAGS: u64 = 64;
-/// Bytes of its counters.
 const COUNTS: u64 = 32;
 /// The alignment of thread blocks' shares of data blocks, in bytes.
 const GRANULE: usize = 128;
@@ -34,7 +33,6 @@ const GROUP_EARLY: u64 = 1 << 48;
 const GROUP_LATE: u64 = 1 << 49;
 /// Slots of a FIFO.
 pub const SLOTS: u32 = 4;
-/// Maximum bytes of a slot.
 const MAX_SLOT: u64 = 256 << 10;
 
 /// The kernels' layout of an arena, the same on all ranks.
@@ -352,7 +350,6 @@ impl Arguments {
     }
 }
 
-/// Encodes one rank's program.
 struct Encoder<'a> {
     rank: Rank,
     counted_layouts: &'a CountedLayouts,
@@ -498,7 +495,6 @@ impl Encoder<'_> {
             | kind << 60)
     }
 
-    /// Checks that a number fits in this many bits.
     fn fit(&self, number: usize, bits: u32) -> Result<u64, ProgramError> {
         let number = number as u64;
         if number >> bits == 0 {

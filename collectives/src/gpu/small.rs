@@ -40,9 +40,7 @@ pub struct SlotLayout {
 /// The launch shape of an operation, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaunchShape {
-    /// Thread blocks.
     blocks: u32,
-    /// Threads per block.
     threads: u32,
     /// LL lines of each message per block.
     share: u32,
@@ -139,7 +137,6 @@ impl SlotLayout {
         }
     }
 
-    /// Bytes of a slot.
     fn len(area: usize, ranks: u32) -> u32 {
         let peers = u64::from(ranks.saturating_sub(1).max(1));
         let room = (area as u64).saturating_sub(u64::from(MAX_BLOCKS) * STATE);
@@ -280,9 +277,6 @@ impl SmallExecutor {
     /// Loads the kernel of a function: before a capture, and before any work of the device waits
     /// for another rank. A driver may load it lazily at the first launch, and then waits for the
     /// whole device.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn prepare(&self, function: Function) -> Result<(), GpuError> {
         self.kernel(function).map(|_| ())
     }

@@ -13,7 +13,6 @@ use super::copies::Operation;
 use super::error::GpuError;
 use crate::algorithm::Algorithm;
 
-/// A side stream, forked from the caller's and joined again.
 pub(super) struct SideStream {
     stream: Stream,
     began: Event,
@@ -29,7 +28,6 @@ impl SideStream {
         })
     }
 
-    /// Its stream.
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }

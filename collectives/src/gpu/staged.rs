@@ -25,11 +25,8 @@ use crate::types::{DataType, Rank};
 const REACHED: usize = 0;
 /// Offset of the word that counts operations done.
 const DONE: usize = 64;
-/// Bytes of the words.
 const WORDS: usize = 128;
-/// Polls of a word before sleeping.
 const SPIN_POLLS: u32 = 4096;
-/// The interval between later polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Host memory accessible to both the communicator's RDMA devices and the GPU.
@@ -53,7 +50,6 @@ impl Buffer {
     }
 }
 
-/// The host's part of an operation.
 struct Job {
     /// Counted from 1; it wraps.
     number: u32,
@@ -66,7 +62,6 @@ struct Job {
     output: Option<Arc<Segment>>,
 }
 
-/// State shared by the caller's thread and the host thread.
 struct StagedState {
     words: HostMemory,
     error: Mutex<Option<CollectiveError>>,
@@ -102,7 +97,6 @@ impl Staged {
         })
     }
 
-    /// The host's failure, if any.
     pub(super) fn error(&self) -> Option<GpuError> {
         self.shared
             .error
@@ -112,7 +106,6 @@ impl Staged {
             .map(GpuError::from)
     }
 
-    /// Enqueues an operation on `stream`, behind earlier ones.
     pub(super) fn run(&self, call: &GpuCall<'_>, case: &Case, stream: &Stream) -> Result<(), GpuError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (rank, unit) = (self.comm.rank(), call.data.bytes() as u64);

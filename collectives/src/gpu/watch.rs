@@ -19,7 +19,6 @@ use super::error::GpuError;
 use super::peers::Peers;
 use crate::communicator::Communicator;
 
-/// The poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The time limit for enqueued work to complete once no wait remains.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,7 +60,6 @@ impl Watchdog {
         })
     }
 
-    /// Tracks an operation with its deadline.
     pub(super) fn watch(&self, end: Event, until: Instant) {
         let mut pending = self.shared.pending();
         if pending.len() >= MAX_TRACKED {

@@ -100,7 +100,6 @@ fn operations(gpu: &GpuCommunicator, stream: &Stream, why: &mut String) -> Resul
     Ok(())
 }
 
-/// The result of each rank.
 fn lives(driver: Driver, executor: Executor) -> Vec<Result<String, String>> {
     let options = Options {
         deadline: DEADLINE,

@@ -6,7 +6,6 @@ use doorbell_collectives::reference::{Case, Number, given};
 use doorbell_collectives::{PreMulSum, Rank, ReduceOp};
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Memory, Shareable, Span, Stream};
 
-/// The GPU of a rank.
 pub(crate) fn gpu(driver: Driver, rank: Rank) -> Context {
     driver
         .device(rank.index() % driver.device_count())
@@ -112,7 +111,6 @@ impl<M: Shareable> Buffers<M> {
     }
 }
 
-/// Runs an operation, and compares the results.
 pub(crate) fn once<T: Number>(
     gpu: &GpuCommunicator,
     stream: &Stream,
@@ -125,7 +123,6 @@ pub(crate) fn once<T: Number>(
     once_in::<T, _>(gpu, stream, case, op, &buffers, registered);
 }
 
-/// The same with these buffers.
 pub(crate) fn once_in<T: Number, M: Shareable>(
     gpu: &GpuCommunicator,
     stream: &Stream,

@@ -12,7 +12,6 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::module::{Kernel, Module};
 
-/// All kernels.
 const PTX: &str = include_str!("../kernels/collective.ptx");
 /// The kernels of short operations.
 const SMALL: &str = include_str!("../kernels/small.ptx");
@@ -53,9 +52,6 @@ impl CollectiveKernels {
 
     /// The kernel of this name, compiled on first use (tens of milliseconds); `None` if there is
     /// none.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn kernel(&self, name: &str) -> Result<Option<Kernel>, Error> {
         let mut kernels = self.kernels.lock();
         if let Some(kernel) = kernels.get(name) {

@@ -68,9 +68,6 @@ impl Context {
 
     /// Makes it the calling thread's current context permanently. Optional: it makes later calls of
     /// this thread slightly faster.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias = "cuCtxSetCurrent")]
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained.
@@ -99,9 +96,6 @@ impl Context {
     }
 
     /// Free and total bytes of the device's memory.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuMemGetInfo", "cudaMemGetInfo"))]
     pub fn memory_info(&self) -> Result<(usize, usize), Error> {
         let _entered = self.enter()?;
@@ -186,7 +180,6 @@ impl Context {
         self.0.deferred_frees.reap_all(self)
     }
 
-    /// Makes it current until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         self.0.enter()
     }

@@ -64,9 +64,6 @@ impl Stream {
 
     /// Copies between the memories of two devices with or without peer access; without, the driver
     /// stages through the host.
-    ///
-    /// # Errors
-    /// As [`Stream::copy`].
     #[doc(alias("cuMemcpyPeerAsync", "cudaMemcpyPeerAsync"))]
     pub fn copy_peer(&self, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
         check(into, from)?;
@@ -138,9 +135,6 @@ impl Stream {
     }
 
     /// Sets each byte of `span` to `value`, in stream order.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuMemsetD8Async", "cudaMemsetAsync"))]
     pub fn fill(&self, span: Span<'_>, value: u8) -> Result<(), Error> {
         if span.is_empty() {
@@ -153,7 +147,6 @@ impl Stream {
     }
 }
 
-/// Checks that the ranges have equal lengths and do not overlap.
 fn check(into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
     let bytes = into.len();
     if bytes != from.len() {

@@ -164,9 +164,6 @@ impl Driver {
     }
 
     /// All devices visible to this process.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn devices(self) -> Result<Vec<Device>, Error> {
         (0..self.device_count()).map(|ordinal| self.device(ordinal)).collect()
     }
@@ -190,18 +187,12 @@ impl Device {
     }
 
     /// Its product name.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(self) -> Result<String, Error> {
         self.text("cuDeviceGetName", self.driver.table().device_get_name)
     }
 
     /// Its PCIe address in sysfs format: `0000:18:00.0`.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuDeviceGetPCIBusId", "cudaDeviceGetPCIBusId"))]
     pub fn pci_bus_id(self) -> Result<String, Error> {
         let mut id = self.text("cuDeviceGetPCIBusId", self.driver.table().device_get_pci_bus_id)?;
@@ -224,9 +215,6 @@ impl Device {
     }
 
     /// Its UUID.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias = "cuDeviceGetUuid")]
     pub fn uuid(self) -> Result<Uuid, Error> {
         let mut bytes = [0; 16];
@@ -237,9 +225,6 @@ impl Device {
     }
 
     /// Bytes of its memory.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias = "cuDeviceTotalMem")]
     pub fn total_memory(self) -> Result<usize, Error> {
         let mut bytes = 0;
@@ -272,9 +257,6 @@ impl Device {
     }
 
     /// Its compute capability.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn compute_capability(self) -> Result<ComputeCapability, Error> {
         let number = |attribute| Ok::<_, Error>(u32::try_from(self.attribute(attribute)?).unwrap_or(0));
         Ok(ComputeCapability {
@@ -284,9 +266,6 @@ impl Device {
     }
 
     /// How GPUDirect RDMA writes into its memory can be flushed.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn flush_options(self) -> Result<FlushOptions, Error> {
         let bits = self.attribute(Attribute::GpuDirectRdmaFlushWritesOptions)?;
         Ok(FlushOptions {
@@ -296,9 +275,6 @@ impl Device {
     }
 
     /// The ordering of GPUDirect RDMA writes without a flush.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn writes_ordering(self) -> Result<WritesOrdering, Error> {
         Ok(match self.attribute(Attribute::GpuDirectRdmaWritesOrdering)? {
             200.. => WritesOrdering::AllDevices,
@@ -308,9 +284,6 @@ impl Device {
     }
 
     /// Its peer access to the memory of `other`; `None` if it has none.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuDeviceCanAccessPeer", "cuDeviceGetP2PAttribute", "cudaDeviceCanAccessPeer"))]
     pub fn peer(self, other: Self) -> Result<Option<Peer>, Error> {
         let mut can = 0;

@@ -97,9 +97,6 @@ impl Driver {
     /// # Safety
     /// The library must be NVIDIA's driver, or implement each function as NVIDIA's "CUDA Driver
     /// API" specifies.
-    ///
-    /// # Errors
-    /// As [`Driver::load`].
     pub unsafe fn load_from(path: &Path) -> Result<Self, Absent> {
         // SAFETY: the driver's initialisers have no requirements; the caller vouches for another
         // library.

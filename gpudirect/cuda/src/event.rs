@@ -39,18 +39,12 @@ pub struct EventHandle(pub [u8; 64]);
 
 impl Event {
     /// An event without timing; the cheapest kind.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuEventCreate", "cudaEventCreate"))]
     pub fn new(context: &Context) -> Result<Self, Error> {
         Self::make(context, sys::EVENT_DISABLE_TIMING, false)
     }
 
     /// An event with timing.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn timed(context: &Context) -> Result<Self, Error> {
         Self::make(context, 0, true)
     }
@@ -67,17 +61,11 @@ impl Event {
     }
 
     /// An interprocess event: other processes can open, wait for and record it.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn interprocess(context: &Context) -> Result<Self, Error> {
         Self::make(context, sys::EVENT_DISABLE_TIMING | sys::EVENT_INTERPROCESS, false)
     }
 
     /// The IPC handle of an [`Event::interprocess`].
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuIpcGetEventHandle", "cudaIpcGetEventHandle"))]
     pub fn handle(&self) -> Result<EventHandle, Error> {
         let _entered = self.0.context.enter()?;
@@ -91,9 +79,6 @@ impl Event {
 
     /// Opens another process's event; never one of this process. `context` must be of the device it
     /// was created on; only that device's streams can wait for it ([`Error::ForeignEvent`]).
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuIpcOpenEventHandle", "cudaIpcOpenEventHandle"))]
     pub fn open(context: &Context, handle: &EventHandle) -> Result<Self, Error> {
         let _entered = context.enter()?;
@@ -111,7 +96,6 @@ impl Event {
         })))
     }
 
-    /// Whether another process created it.
     pub(crate) fn is_opened(&self) -> bool {
         self.0.opened
     }

@@ -93,7 +93,6 @@ impl Stream {
     }
 }
 
-/// A capture in progress, ended on drop.
 struct Capturing<'a> {
     origin: &'a Stream,
     /// The streams marked as part of the capture, the origin last.
@@ -184,9 +183,6 @@ impl Drop for Capturing<'_> {
 
 impl Graph {
     /// The number of its nodes.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias = "cuGraphGetNodes")]
     pub fn node_count(&self) -> Result<usize, Error> {
         let mut count = 0;
@@ -198,9 +194,6 @@ impl Graph {
     }
 
     /// Instantiates it for launching.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuGraphInstantiate", "cudaGraphInstantiate"))]
     pub fn instantiate(&self) -> Result<GraphExec, Error> {
         let driver = self.context.driver();
@@ -254,9 +247,6 @@ pub struct GraphExec {
 impl GraphExec {
     /// Enqueues all its work on `stream` as one operation. A launch waits for the previous one, on
     /// whatever stream that was.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuGraphLaunch", "cudaGraphLaunch"))]
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();
@@ -268,9 +258,6 @@ impl GraphExec {
     }
 
     /// Uploads it to the device, so that the first launch is as fast as later ones.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuGraphUpload", "cudaGraphUpload"))]
     pub fn upload(&self, stream: &Stream) -> Result<(), Error> {
         let raw = self.raw.lock();

@@ -3,7 +3,8 @@
 //!
 //! Nothing is linked: [`Driver::load`] loads `libcuda.so.1` at run time, so a program starts on a
 //! machine without CUDA and gets a one-line reason. Every other failure is an [`Error`] that names
-//! the driver function, its object and what to do. This crate does not depend on verbs.
+//! the driver function, its object and what to do; a `Result` without an *Errors* section has the
+//! driver's errors. This crate does not depend on verbs.
 //!
 //! ```no_run
 //! use doorbell_cuda::{DeviceMemory, Driver, HostMemory, Launch, Memory, Module, Stream};

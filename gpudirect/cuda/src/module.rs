@@ -97,7 +97,6 @@ impl Module {
     }
 }
 
-/// The first nonempty line.
 fn first_line(log: &CStr) -> Option<String> {
     let log = log.to_string_lossy();
     log.lines()
@@ -106,7 +105,6 @@ fn first_line(log: &CStr) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// A `CUmodule`.
 struct Loaded(usize);
 
 impl Body for Loaded {
@@ -261,9 +259,6 @@ impl Kernel {
     /// Loads it onto the device now. A driver otherwise does so at the first launch, and then waits
     /// for all other work of the device: a deadlock if that work waits for this kernel, or for
     /// another rank that does.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias = "cuFuncLoad")]
     pub fn load(&self) -> Result<(), Error> {
         let context = self.module.context();
@@ -279,9 +274,6 @@ impl Kernel {
     }
 
     /// The value of `attribute`.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuFuncGetAttribute", "cudaFuncGetAttributes"))]
     pub fn attribute(&self, attribute: KernelAttribute) -> Result<i32, Error> {
         let context = self.module.context();
@@ -320,9 +312,6 @@ impl Kernel {
 
     /// Occupancy: how many blocks of `threads`, with `shared_bytes` each, one multiprocessor runs
     /// at once.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias(
         "cuOccupancyMaxActiveBlocksPerMultiprocessor",
         "cudaOccupancyMaxActiveBlocksPerMultiprocessor"

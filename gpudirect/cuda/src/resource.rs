@@ -20,7 +20,6 @@ use crate::sys::{Address, status};
 /// The number of tracked streams beyond which idle ones are pruned.
 const MAX_TRACKED_STREAMS: usize = 8;
 
-/// The bytes of a resource, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) address: Address,
@@ -28,7 +27,6 @@ pub(crate) struct Region {
     pub(crate) space: MemorySpace,
 }
 
-/// A memory space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemorySpace {
     Device,
@@ -39,7 +37,6 @@ pub(crate) enum MemorySpace {
 }
 
 impl Region {
-    /// The region of a resource without bytes.
     pub(crate) const NONE: Self = Self {
         address: 0,
         len: 0,
@@ -103,7 +100,6 @@ impl Resource {
         freed
     }
 
-    /// Waits for all work that uses it.
     pub(crate) fn wait_for_work(&self) -> Result<(), Error> {
         let streams = std::mem::take(&mut *self.streams.lock());
         for (at, stream) in streams.iter().enumerate() {
@@ -139,7 +135,6 @@ struct DeferredFree {
     body: Box<dyn Body>,
 }
 
-/// Work to wait for.
 enum Wait {
     /// The work on the stream when the event was recorded. Holds no context, as the context holds
     /// this.
@@ -169,7 +164,6 @@ impl Wait {
 }
 
 impl DeferredFree {
-    /// Whether its work is done.
     fn is_complete(&mut self) -> bool {
         self.waits.retain(|wait| !wait.is_complete());
         self.waits.is_empty()

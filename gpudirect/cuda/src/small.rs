@@ -115,7 +115,6 @@ impl LaunchPolicy {
         stay_resident
     }
 
-    /// A block stayed resident without receiving a command.
     fn record_idle_stay(&mut self) {
         self.resident_score = (self.resident_score + 1).min(POLICY_THRESHOLD);
     }
@@ -138,7 +137,6 @@ impl LaunchPolicy {
         }
     }
 
-    /// Whether copies currently use other mechanisms.
     fn in_backoff(&self) -> bool {
         self.backoff_until
             .is_some_and(|backoff_until| Instant::now() < backoff_until)
@@ -157,9 +155,7 @@ pub struct SmallCopies {
     block: GraphExec,
     /// Commands, launch header and the block's words.
     ring: HostMemory,
-    /// Commands submitted.
     submitted: u64,
-    /// Launches so far.
     launches: u64,
     /// The last launch: commands submitted by then, and whether it is resident.
     last_launch: (u64, bool),
@@ -168,11 +164,9 @@ pub struct SmallCopies {
     /// was needed for it.
     progress_at: Instant,
     by_launch: bool,
-    /// The time of the last launch.
     launched_at: Instant,
     /// At the last cancellation: commands up to this number were done or cancelled.
     cancelled: u64,
-    /// Whether the last launch was cancelled.
     launch_cancelled: bool,
     /// Consecutive polls without progress.
     idle_polls: u32,
@@ -207,9 +201,6 @@ impl SmallCopies {
     pub const MOST_INLINE: usize = 4 * (COMMAND_WORDS - INLINE_WORD);
 
     /// Loads the kernel and runs it once, which takes tens of milliseconds.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, Error> {
         // The highest priority.
         let stream = Stream::with_priority(context, i32::MIN)?;
@@ -338,9 +329,6 @@ impl SmallCopies {
     }
 
     /// Waits for a command; `false` if it was cancelled instead.
-    ///
-    /// # Errors
-    /// As [`done`](Self::done).
     pub fn wait(&mut self, number: u64) -> Result<bool, Error> {
         while self.done()? < number {
             if self.take_back()? {
@@ -372,7 +360,6 @@ impl SmallCopies {
         self.launch(stay_resident)
     }
 
-    /// Records progress up to this command.
     fn record_progress(&mut self, done: u64) {
         let now = Instant::now();
         let count = u32::try_from(done - self.seen_done).unwrap_or(u32::MAX);
@@ -455,7 +442,6 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// The last command that is done or cancelled.
     fn done_or_cancelled(&self) -> Result<u64, Error> {
         Ok(self.word(DONE)?.max(self.cancelled))
     }

@@ -49,9 +49,6 @@ unsafe impl Sync for StreamInner {}
 
 impl Stream {
     /// Creates a stream of `context`.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuStreamCreate", "cudaStreamCreate"))]
     pub fn new(context: &Context) -> Result<Self, Error> {
         Self::with_priority(context, 0)
@@ -59,9 +56,6 @@ impl Stream {
 
     /// Creates a stream of `context` with a priority: 0 is the default, lower numbers take
     /// precedence. The driver clamps it to the device's range.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuStreamCreateWithPriority", "cudaStreamCreateWithPriority"))]
     pub fn with_priority(context: &Context, priority: i32) -> Result<Self, Error> {
         let _entered = context.enter()?;
@@ -139,9 +133,6 @@ impl Stream {
 
     /// Whether it is being captured, by any code: operations are then recorded in a graph and run
     /// at each launch of it.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuStreamIsCapturing", "cudaStreamIsCapturing"))]
     pub fn is_capturing(&self) -> Result<bool, Error> {
         let _entered = self.0.context.enter()?;

@@ -50,9 +50,6 @@ impl Machine {
     /// # Safety
     /// The library must be NVML, or implement each function as the "NVML API Reference Guide"
     /// specifies.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
     pub unsafe fn read_from(path: &Path) -> Result<Self, Absent> {
         // SAFETY: the caller's promise.
         unsafe { query::library(path) }

@@ -33,7 +33,6 @@ pub(crate) fn system() -> Result<Machine, Absent> {
     unsafe { read(loaded.as_ref().map_err(Clone::clone)?) }
 }
 
-/// The path of the library.
 fn path() -> PathBuf {
     // SAFETY: getauxval(3) has no requirements.
     let has_others_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
@@ -138,7 +137,6 @@ fn try_query<F: Copy, T: Default>(
     }
 }
 
-/// A GPU being queried.
 struct QueriedGpu {
     raw: RawDevice,
     gpu: Gpu,
@@ -462,7 +460,6 @@ impl<const WORDS: usize> Set<WORDS> {
     }
 }
 
-/// Numbers in ascending order, in sysfs list format.
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<String> = Vec::new();
     for run in numbers.chunk_by(|one, two| one + 1 == *two) {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-/// The alignment of every allocation.
 pub(super) const ALIGN: u64 = 256;
 
 /// First fit by offset; a pure function of the calls.
@@ -10,7 +9,6 @@ pub(super) const ALIGN: u64 = 256;
 pub(super) struct Allocator {
     /// Lengths of free ranges by offset; adjacent ones are merged.
     free: BTreeMap<u64, u64>,
-    /// Lengths of allocated ranges by offset.
     allocated: BTreeMap<u64, u64>,
 }
 
@@ -55,7 +53,6 @@ impl Allocator {
         true
     }
 
-    /// The longest free range.
     pub(super) fn longest_free(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }

@@ -184,7 +184,6 @@ impl<'a> HeapBuilder<'a> {
     }
 }
 
-/// Objects not connected yet.
 struct Prepared {
     pairs: Vec<PreparedQueuePair>,
     loopback: PreparedQueuePair,
@@ -204,7 +203,6 @@ struct Connected {
 }
 
 impl Prepared {
-    /// The message for each rank: its endpoint, and the remote keys.
     fn hellos(&self) -> Vec<Vec<u8>> {
         let keys = [self.data_keys.remote.to_bytes(), self.signal_keys.remote.to_bytes()].concat();
         let message = |pair: &PreparedQueuePair| [&pair.endpoint().to_bytes(), keys.as_slice()].concat();
@@ -242,7 +240,6 @@ impl Prepared {
     }
 }
 
-/// Parses a rank's message.
 fn parse_hello(peer: u32, message: &[u8]) -> Result<(Endpoint, PeerMemory), HeapError> {
     let invalid = |what: String| HeapError::InvalidMessage { peer, what };
     if message.is_empty() {

@@ -240,9 +240,6 @@ impl SymmetricHeap {
     }
 
     /// As [`put`](Self::put), followed by an update of the signal on `peer`.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
     #[doc(alias = "nvshmem_putmem_signal_nbi")]
     pub fn put_signal(
         &self,
@@ -264,9 +261,6 @@ impl SymmetricHeap {
 
     /// Submits a get of `from` on rank `peer` into the local range `into`, complete after
     /// [`quiet`](Self::quiet).
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
     #[doc(alias = "nvshmem_getmem_nbi")]
     pub fn get(&self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
         self.submit(self.shared.transfer(Operation::Get, into, from, peer)?)
@@ -386,9 +380,6 @@ impl SymmetricHeap {
     }
 
     /// Copies bytes out of this rank's part. Concurrent puts by peers may be seen in part.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
     pub fn read_at(&self, from: SymmetricRange, offset: u64, into: &mut [u8]) -> Result<(), HeapError> {
         let at = from.slice(offset, into.len() as u64)?.at;
         self.shared
@@ -422,9 +413,6 @@ impl SymmetricHeap {
 
     /// A queue of `slots` slots (rounded up to a power of two) through which kernels of the device
     /// submit puts. Without a context, for kernels run on the host.
-    ///
-    /// # Errors
-    /// The CUDA driver's error.
     pub fn kernel_queue(&self, context: Option<&CudaContext>, slots: u32) -> Result<KernelQueue, HeapError> {
         let rank_info = RankInfo {
             heap: self.shared.data.device_ptr(),

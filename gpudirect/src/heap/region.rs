@@ -13,12 +13,9 @@ use super::HeapError;
 use crate::words::SharedWords;
 use crate::{Flush, GpuMemory, Path, Scope, register};
 
-/// The memory of a part.
 #[derive(Debug)]
 pub(super) enum Region {
-    /// Host memory.
     Host(SharedWords),
-    /// GPU memory.
     Gpu(GpuMemory),
 }
 
@@ -38,7 +35,6 @@ impl Region {
         }
     }
 
-    /// The host memory, if the part is in host memory.
     pub(super) fn host(&self) -> Result<&SharedWords, HeapError> {
         match self {
             Self::Host(words) => Ok(words),

@@ -25,7 +25,6 @@ pub struct HeapStream {
     shared: Arc<HeapState>,
     stream: Stream,
     ring: Arc<Ring>,
-    /// Requests submitted.
     submitted: u64,
     /// The first signal of its barriers, and the number of barriers so far.
     words: u64,
@@ -68,9 +67,6 @@ impl HeapStream {
 
     /// As [`SymmetricHeap::put_signal`](super::SymmetricHeap::put_signal), after all earlier work
     /// of the stream.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
     pub fn put_signal(
         &mut self,
         from: SymmetricRange,
@@ -91,9 +87,6 @@ impl HeapStream {
 
     /// As [`SymmetricHeap::get`](super::SymmetricHeap::get), after all earlier work of the stream;
     /// work after [`quiet`](Self::quiet) sees the bytes.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
     pub fn get(&mut self, into: SymmetricRange, from: SymmetricRange, peer: u32) -> Result<(), HeapError> {
         let descriptor = self.shared.transfer(Operation::Get, into, from, peer)?;
         self.submit(&descriptor)
@@ -101,9 +94,6 @@ impl HeapStream {
 
     /// As [`SymmetricHeap::signal`](super::SymmetricHeap::signal), after all earlier work of the
     /// stream.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
     pub fn signal(&mut self, peer: u32, signal: Signal, update: SignalOp) -> Result<(), HeapError> {
         let descriptor = self.shared.signal_update(peer, signal.0, update)?;
         self.submit(&descriptor)
@@ -112,9 +102,6 @@ impl HeapStream {
     /// Makes later work of the stream wait until the local signal is at least `value`, by the
     /// signed difference. The wait has no timeout: see
     /// [`SymmetricHeap::set_signal`](super::SymmetricHeap::set_signal).
-    ///
-    /// # Errors
-    /// The CUDA driver's error.
     pub fn wait_signal(&mut self, signal: Signal, value: u64) -> Result<(), HeapError> {
         let word = self.shared.signals.span(signal.0 as usize).ok_or(HeapError::NoGpu)?;
         Ok(self.stream.wait_value64(word, WaitCondition::AtLeast(value))?)
@@ -133,9 +120,6 @@ impl HeapStream {
 
     /// A barrier of all ranks' streams; earlier requests in them are complete before later work of
     /// the stream runs.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
     pub fn barrier(&mut self) -> Result<(), HeapError> {
         self.quiet()?;
         self.epoch += 1;

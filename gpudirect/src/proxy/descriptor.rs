@@ -20,7 +20,6 @@ use core::fmt;
 /// Words of a descriptor.
 pub const DESCRIPTOR_WORDS: usize = 8;
 
-/// Bits of the lap field.
 const LAP_BITS: u32 = 8;
 /// The payload bits of a word.
 const FIELD: u64 = u64::MAX >> LAP_BITS;

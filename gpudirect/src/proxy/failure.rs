@@ -27,7 +27,6 @@ pub enum FailureCause {
 }
 
 impl FailureCause {
-    /// The `failed` word for kernels.
     pub(crate) fn word(self, index: u64) -> u64 {
         (index + 1) << 8 | self as u64
     }

@@ -66,7 +66,6 @@ pub struct Proxy {
     outcomes: Vec<Outcome>,
 }
 
-/// Registers new rings with the proxy.
 #[derive(Debug, Default)]
 pub(crate) struct RingRegistry {
     waiting: AtomicBool,
@@ -78,7 +77,6 @@ pub(crate) struct RingRegistry {
 #[derive(Debug, Default)]
 struct Rings {
     new: Vec<Arc<Ring>>,
-    /// Whether the proxy has stopped.
     stopped: bool,
 }
 
@@ -119,9 +117,6 @@ impl Proxy {
 
     /// A queue for kernels of the context's device; without a context, for kernels run on the host.
     /// `keep` lives as long as the queue, such as the owner of the memory in `place`.
-    ///
-    /// # Errors
-    /// The CUDA driver's error.
     pub fn kernel_queue(
         &self,
         context: Option<&Context>,

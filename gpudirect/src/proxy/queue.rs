@@ -22,7 +22,6 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Creates a queue of `slots` slots and registers it with the proxy.
     pub(crate) fn open(registry: &RingRegistry, slots: u32) -> Self {
         let ring = Ring::plain(slots);
         registry.open(Arc::clone(&ring));
@@ -208,7 +207,6 @@ impl KernelQueue {
     }
 }
 
-/// Two zeroed counters in device memory.
 fn zeroed(context: &Context) -> Result<DeviceMemory, ProxyError> {
     let counters = DeviceMemory::alloc(context, 2 * WORD)?;
     let stream = doorbell_cuda::Stream::new(context)?;

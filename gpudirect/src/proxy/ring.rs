@@ -34,7 +34,6 @@ pub(crate) const RELEASED: usize = 16;
 pub(crate) const HEAD: usize = 32;
 pub(crate) const SLOTS: usize = 48;
 
-/// The shared state of a ring.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) words: SharedWords,
@@ -43,7 +42,6 @@ pub(crate) struct Ring {
     gated: bool,
     /// Whether all producers are gone.
     closed: AtomicBool,
-    /// The first failure, as a value.
     failure: Mutex<Option<RequestFailure>>,
 }
 
@@ -70,7 +68,6 @@ impl Ring {
         })
     }
 
-    /// The first word of the slot of `index`.
     #[inline]
     pub(crate) fn slot(&self, index: u64) -> usize {
         SLOTS + (index & (self.slots - 1)) as usize * DESCRIPTOR_WORDS
@@ -87,7 +84,6 @@ impl Ring {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// The first failure.
     pub(crate) fn failure(&self) -> Option<RequestFailure> {
         // Fast path: usually nothing has failed, and the word says so without the lock.
         (self.words.at(FAILED).load(Ordering::Acquire) != 0)
@@ -95,7 +91,6 @@ impl Ring {
             .flatten()
     }
 
-    /// Records a failure, if it is the first.
     pub(crate) fn fail(&self, index: u64, failed: RequestFailure) {
         let mut first = self.failure.lock();
         if first.is_none() {
@@ -144,12 +139,10 @@ fn rounded(slots: u32) -> u64 {
     u64::from(slots.clamp(2, 1 << 20).next_power_of_two())
 }
 
-/// The words of a ring with this many slots.
 fn words(slots: u64) -> usize {
     SLOTS + slots as usize * DESCRIPTOR_WORDS
 }
 
-/// The next entry of a ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Peeked {
     /// None, or an incomplete one.
@@ -162,7 +155,6 @@ pub(crate) enum Peeked {
 #[derive(Debug)]
 pub(crate) struct Consumer {
     pub(crate) ring: Arc<Ring>,
-    /// The index to consume next.
     next: u64,
     /// As last published.
     consumed: u64,
@@ -221,7 +213,6 @@ impl Consumer {
         Peeked::Descriptor(Descriptor::decode(&words))
     }
 
-    /// The index to consume next.
     #[inline]
     pub(crate) fn ring_index(&self) -> u64 {
         self.next
@@ -246,7 +237,6 @@ impl Consumer {
         }
     }
 
-    /// Publishes the consumed and completed counts.
     #[inline]
     pub(crate) fn publish(&mut self) {
         let words = &self.ring.words;

@@ -63,9 +63,6 @@ pub struct ProxyThread {
 
 impl Proxy {
     /// Starts a proxy thread.
-    ///
-    /// # Errors
-    /// If no thread can be created.
     pub fn spawn(mut self, idle: IdlePolicy) -> Result<ProxyThread, ProxyError> {
         let registry = Arc::clone(self.registry());
         let stop = Arc::clone(&registry);

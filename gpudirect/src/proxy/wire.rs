@@ -38,7 +38,6 @@ pub struct Connections {
     _keep: Box<dyn Any + Send>,
 }
 
-/// The connection to a rank.
 struct PeerConnection {
     qp: QueuePair,
     memory: PeerMemory,
@@ -57,7 +56,6 @@ struct PeerConnection {
 enum Request {
     Write(Alias, Remote<All>),
     Read(Alias, Remote<All>),
-    /// The value of this index.
     Set(usize, Remote<All>),
     Add(Word, RemoteWord, u64),
 }
@@ -77,7 +75,6 @@ struct InFlight {
     descriptor: Descriptor,
 }
 
-/// The result of a descriptor.
 pub(crate) type Outcome = (Origin, Result<(), RequestFailure>);
 
 /// The result of staging a descriptor.
@@ -267,7 +264,6 @@ impl Connections {
         Ok(any)
     }
 
-    /// Fails all requests in flight.
     pub(crate) fn fail_all(&mut self, why: &str, outcomes: &mut Vec<Outcome>) {
         for peer in &mut self.peers {
             peer.error_text.get_or_insert_with(|| why.to_owned());

@@ -69,14 +69,12 @@ pub use repeated::RepeatedPost;
 use crate::proxy::{Backoff, IdlePolicy, run_until};
 use crate::words::SharedWords;
 
-/// Builds a batch.
 type Build = Box<dyn for<'q> FnOnce(&mut Batch<'q, 'static>) + Send>;
 
 /// Index of the word that counts completed posts.
 const COMPLETED: usize = 0;
 /// Index of the first word by which streams report that they reached a post: one per pending post.
 const READY: usize = 16;
-/// The maximum number of pending posts.
 const MAX_PENDING: u64 = 256;
 
 /// State shared by a queue and its poster.
@@ -84,7 +82,6 @@ struct Shared {
     words: SharedWords,
     /// Locked while a stream operation is enqueued, so that posts reach the poster in ticket order.
     incoming: Mutex<Incoming>,
-    /// Whether there are new posts.
     waiting: AtomicBool,
     failure: Mutex<Option<PostFailed>>,
     stop: AtomicBool,
@@ -92,21 +89,18 @@ struct Shared {
 
 #[derive(Default)]
 struct Incoming {
-    /// The number of tickets issued.
     tickets: u64,
     posts: VecDeque<PendingPost>,
     repeats: Vec<Repeat>,
     gone: bool,
 }
 
-/// A submitted post.
 struct PendingPost {
     ready: Ready,
     build: Build,
     state: Arc<State>,
 }
 
-/// The state of a post.
 #[derive(Default)]
 struct State {
     completed: AtomicBool,
@@ -186,9 +180,6 @@ impl StreamQueue {
     }
 
     /// The same, driven by calls of [`Poster::progress`].
-    ///
-    /// # Errors
-    /// As [`spawn`](Self::spawn).
     pub fn without_thread(
         context: &Context,
         qp: QueuePair,

@@ -11,7 +11,6 @@ use doorbell_verbs::{Buffers, CompletionQueue, QueuePair};
 use super::repeated::Repeat;
 use super::{COMPLETED, PendingPost, PostFailed, Shared, State};
 
-/// When a post is ready.
 pub(super) enum Ready {
     Now,
     /// When the word is at least the value.
@@ -46,7 +45,6 @@ struct InFlight {
 
 enum BatchOwner {
     Once(Arc<State>),
-    /// The repeated post of this index.
     Repeated(usize),
 }
 
@@ -182,7 +180,6 @@ impl Poster {
         any
     }
 
-    /// Reports completed posts.
     fn retire(&mut self) {
         let before = self.done;
         while self

@@ -22,7 +22,6 @@ const ARMED: usize = 0;
 const COMPLETED: usize = 16;
 const COUNT: usize = 17;
 
-/// Builds a batch, repeatedly.
 pub(super) type BuildRepeated = Box<dyn for<'q> FnMut(&mut Batch<'q, 'static>) + Send>;
 
 /// The poster's state of a repeated post.
@@ -63,7 +62,6 @@ impl Repeat {
         self.words.at(ARMED).store(0, Ordering::Release);
     }
 
-    /// Completes one of its posts.
     pub(super) fn finish(&mut self, result: Result<(), PostFailed>) {
         if let Err(failed) = result {
             self.failure.lock().get_or_insert(failed);
@@ -74,7 +72,6 @@ impl Repeat {
         }
     }
 
-    /// The poster stops.
     pub(super) fn abandon(&mut self, failed: &PostFailed) {
         self.failure.lock().get_or_insert_with(|| failed.clone());
         self.words.at(COMPLETED).store(1, Ordering::Release);
@@ -115,9 +112,6 @@ impl RepeatedPost {
 
     /// Posts the batch when all earlier work of the stream is done; at each launch, if the stream
     /// is captured.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn enqueue_post(&self, stream: &Stream) -> Result<(), StreamError> {
         let armed = self.words.span(ARMED).ok_or(StreamError::Gone)?;
         stream.wait_value64(armed, WaitCondition::Equal(0))?;
@@ -126,9 +120,6 @@ impl RepeatedPost {
 
     /// Makes later work of the stream wait until all earlier posts by this stream, and by streams
     /// before it, are complete, successfully or not.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn enqueue_wait(&self, stream: &Stream) -> Result<(), StreamError> {
         let (armed, done) = (self.words.span(ARMED), self.words.span(COMPLETED));
         let (armed, done) = armed.zip(done).ok_or(StreamError::Gone)?;
@@ -201,7 +192,6 @@ mod tests {
         }
     }
 
-    /// All successor states.
     fn next(repeat: &mut Repeat, program: &[Step], state: State) -> Vec<State> {
         let mut found = Vec::new();
         let moved = State {

@@ -48,7 +48,6 @@ pub fn build() -> PathBuf {
     BUILT.get_or_init(provide).clone()
 }
 
-/// The folder of build outputs.
 pub(crate) fn folder() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository("target"), PathBuf::from);
     let folder = target.join("standin");
@@ -60,7 +59,6 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A translation unit.
 struct Unit {
     source: PathBuf,
     flags: Vec<String>,
@@ -196,7 +194,6 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Writes atomically, by rename.
 fn write(path: &Path, text: &str) {
     let part = path.with_extension(format!("part-{}", std::process::id()));
     fs::write(&part, text)

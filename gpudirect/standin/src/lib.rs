@@ -309,7 +309,6 @@ fn rename(library: &mut [u8], function: &str) {
     assert!(found > 0, "the stand-in has no {function}");
 }
 
-/// An unused file name in the build folder.
 fn unique_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);

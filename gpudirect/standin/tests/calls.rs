@@ -43,7 +43,6 @@ impl Setting {
 fn fills_and_host_functions_run_in_order() {
     type Fill = unsafe extern "C" fn(u64, c_uint, usize, *mut c_void) -> c_int;
     type Call = unsafe extern "C" fn(*mut c_void, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
-    /// Doubles a word.
     unsafe extern "C" fn double(word: *mut c_void) {
         // SAFETY: the word belongs to the test.
         unsafe { *word.cast::<u32>() *= 2 };

@@ -42,7 +42,6 @@ const CASES: [Case; 4] = [
     ("addresses", see_it_die, follow_an_address),
 ];
 
-/// A process: shared memory, and a stream.
 struct Side {
     stream: Stream,
     context: Context,
@@ -187,7 +186,6 @@ fn words(side: &Side, who: usize) -> Result {
     Ok(())
 }
 
-/// Kernels of two processes wait for each other.
 fn kernels(side: &Side, who: usize) -> Result {
     let kernel = Module::from_ptx(&side.context, PTX)?.kernel("meet")?;
     let at = |offset: usize| Ok::<_, Box<dyn Error>>(side.memory.span(offset..)?.device_ptr());

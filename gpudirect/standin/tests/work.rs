@@ -12,7 +12,6 @@ use doorbell_cuda_standin::{Manner, Standin};
 
 type Result<T = ()> = std::result::Result<T, Error>;
 
-/// The PTX must declare the kernels.
 const PTX: &str = ".visible .entry meet()\n.visible .entry gather(\n";
 const BLOCKS: u32 = 3;
 

@@ -4,7 +4,6 @@ use doorbell_cuda::{Context, Driver, HostMemory, Kernel, Launch, Memory as _, Mo
 use doorbell_gpudirect::heap::SymmetricHeap;
 use doorbell_gpudirect::proxy::KernelQueue;
 
-/// The compiled test kernels.
 const PTX: &str = include_str!("../../cuda/kernels/put.ptx");
 
 /// A rank's GPU: stream, kernels, and their result words.
@@ -15,7 +14,6 @@ pub(crate) struct Gpu {
     results: HostMemory,
 }
 
-/// The counters of a kernel.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) failures: u64,

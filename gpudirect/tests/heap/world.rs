@@ -15,7 +15,6 @@ use crate::gpu::Gpu;
 /// Longer than anything here takes, even on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The device of this process.
 pub(crate) fn device() -> Context {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -21,7 +21,6 @@ use crate::Options;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const SAMPLES: usize = 5;
-/// Operations per graph.
 const CAPTURED: usize = 20;
 
 /// The measured collectives with their algorithms for long and short messages.
@@ -32,7 +31,6 @@ const MEASURED: [(Collective, Algorithm, Algorithm); 4] = [
     (Collective::Broadcast, Algorithm::Ring, Algorithm::FullMesh),
 ];
 
-/// A case of `bytes` bytes.
 fn case(collective: Collective, ranks: usize, bytes: usize, data: DataType) -> Case {
     let parts = match collective {
         Collective::AllGather | Collective::ReduceScatter => ranks,
@@ -46,7 +44,6 @@ fn case(collective: Collective, ranks: usize, bytes: usize, data: DataType) -> C
     }
 }
 
-/// Bus bandwidth in GB/s.
 fn bus(collective: Collective, ranks: usize, bytes: usize, seconds: f64) -> f64 {
     let p = ranks as f64;
     let factor = match collective {

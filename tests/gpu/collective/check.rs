@@ -12,7 +12,6 @@ use crate::Options;
 
 const MIB: usize = 1 << 20;
 
-/// Whether all results are right.
 pub(crate) fn run(driver: Driver, options: &Options) -> Result<bool> {
     let ranks = options.ranks.unwrap_or_else(|| driver.device_count().max(2));
     let sizes = Sizes {

@@ -31,7 +31,6 @@ Options:
 Exit status: 0 if all results were right, 1 if one was wrong, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// Command-line options.
 #[derive(Debug)]
 pub(crate) struct Options {
     part: Option<Part>,

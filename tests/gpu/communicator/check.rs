@@ -14,7 +14,6 @@ use doorbell_tests::gpu::foreign;
 use crate::gpus::{Buffers, bytes, once_in};
 use crate::{Options, gpu_options};
 
-/// Runs all checks; rank 0 reports.
 pub(crate) fn run(options: &Options, comm: Communicator, context: &Context) -> Result<()> {
     let quick = options.quick;
     for executor in [Executor::Kernel, Executor::Copies] {

@@ -19,7 +19,6 @@ use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Stream};
 use crate::gpus::{Buffers, call, once};
 use crate::{Options, exit_statuses, gpu_options, start};
 
-/// The deadline of an operation.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// How long the ranks run before one is killed.
 const BEFORE: Duration = Duration::from_millis(300);
@@ -28,7 +27,6 @@ const READY: &str = "ready";
 /// Elements of the operations (f32): normal, and quick.
 const COUNT: [u64; 2] = [4 << 20, 64 << 10];
 
-/// How a rank is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KillMode {
     executor: Executor,

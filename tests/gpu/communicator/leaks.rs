@@ -20,7 +20,6 @@ const SLACK: u32 = 5;
 /// Bytes of a page of GPU memory.
 const PAGE: usize = 2 << 20;
 
-/// Resources of this process.
 #[derive(Debug, Clone, Copy)]
 struct Resources {
     free: usize,

@@ -42,7 +42,6 @@ Options:
 Exit status: 0 if all checks passed, 1 if one failed, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// Command-line options.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     parts: Vec<Part>,
@@ -145,7 +144,6 @@ fn report_exits(part: &str, limit: Duration, (ranks, _serving): (Ranks, Serving)
     Ok(right)
 }
 
-/// The exit statuses of ranks.
 pub(crate) fn exit_statuses(ended: &[Option<ExitStatus>]) -> String {
     let exit_statuses = ended.iter().enumerate().map(|(rank, ended)| match ended {
         Some(status) => format!("rank {rank}: {status}"),
@@ -154,7 +152,6 @@ pub(crate) fn exit_statuses(ended: &[Option<ExitStatus>]) -> String {
     exit_statuses.collect::<Vec<_>>().join(", ")
 }
 
-/// Runs one of the ranks.
 fn rank(options: &Options) -> Result<()> {
     let driver = Driver::load()?;
     let launch = Launch::from_env()?;

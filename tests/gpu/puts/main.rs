@@ -30,7 +30,6 @@ Options:
 Exit status: 0 if all checks passed, 1 if one failed, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// Command-line options.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) check: bool,

@@ -16,7 +16,6 @@ use crate::{Options, bench, check};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 const PTX: &str = include_str!("../../../gpudirect/cuda/kernels/put.ptx");
 
-/// Where the heap's memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeapLocation {
     Host,
@@ -31,7 +30,6 @@ pub(crate) struct Gpu {
     results: HostMemory,
 }
 
-/// The counters of kernels.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) failures: u64,
@@ -128,7 +126,6 @@ impl Gpu {
         Ok(results)
     }
 
-    /// Writes bytes into the local part, in either kind of memory.
     pub(crate) fn write(&self, heap: &SymmetricHeap, range: SymmetricRange, bytes: &[u8]) -> Result<()> {
         let staged = HostMemory::alloc(&self.context, bytes.len())?;
         staged.copy_in(0, bytes)?;
@@ -137,7 +134,6 @@ impl Gpu {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Reads bytes from the local part.
     pub(crate) fn read(&self, heap: &SymmetricHeap, range: SymmetricRange) -> Result<Vec<u8>> {
         let staged = HostMemory::alloc(&self.context, range.len() as usize)?;
         let from = heap.span(range).context("a heap that the GPU reaches")?;

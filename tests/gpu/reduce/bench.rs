@@ -27,7 +27,6 @@ const SAMPLES: usize = 9;
 /// The minimum duration of a sample in seconds.
 const SAMPLE: f64 = 4e-3;
 
-/// Kernels to be measured.
 struct Kernels {
     name: String,
     reducer: Reducer,
@@ -43,7 +42,6 @@ struct Bench {
     records: Vec<Value>,
 }
 
-/// Seconds per launch.
 #[derive(Clone, Copy)]
 struct Time {
     median: f64,
@@ -411,7 +409,6 @@ impl Bench {
         )?)
     }
 
-    /// Enqueues one launch.
     fn put(&self, these: &Kernels, reduction: &Reduction) -> Result<()> {
         let uses = core::array::from_fn::<_, MEMORIES, _>(|index| self.memories[index].all());
         // SAFETY: the reduction was made for these memories and their lengths; nothing else uses
@@ -480,7 +477,6 @@ impl Bench {
     }
 }
 
-/// TB/s.
 fn rate(bytes: usize, seconds: f64) -> f64 {
     bytes as f64 / seconds / 1e12
 }

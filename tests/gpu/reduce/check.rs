@@ -13,7 +13,6 @@ use crate::free_bytes;
 /// Bytes of each memory of the large reduction: more than 32 bits, and unaligned.
 const LARGE: usize = (1 << 32) + (1 << 20) + 13;
 
-/// Whether all results are right.
 pub(crate) fn run(context: &Context, extent: Extent) -> Result<bool> {
     let mut gpu = Gpu::new(context)?;
     let started = Instant::now();

@@ -29,7 +29,6 @@ Options:
 Exit status: 0 if all results were right, 1 if one was wrong, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// Command-line options.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     only: Option<Part>,
@@ -119,7 +118,6 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>>
     Ok(Some(options))
 }
 
-/// The free device memory of a context.
 pub(crate) fn free_bytes(context: &Context) -> Result<usize> {
     Ok(context.memory_info()?.0)
 }

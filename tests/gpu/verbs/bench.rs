@@ -14,7 +14,6 @@ use crate::remote::RemoteEnd;
 
 /// Repeats of a median.
 const REPEATS: usize = 5;
-/// Outstanding requests.
 const WINDOW: usize = 16;
 
 pub(crate) fn run(options: &Options, address: IpAddr) -> Result<()> {

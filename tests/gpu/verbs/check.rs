@@ -20,7 +20,6 @@ const OFFSETS: [usize; 2] = [4096, 4096 + 13];
 /// full length.
 const LONGEST_WITH_IMMEDIATE: usize = 16 << 20;
 
-/// Two connected endpoints.
 struct Pair {
     local: End,
     remote: RemoteEnd,

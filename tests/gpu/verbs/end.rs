@@ -20,7 +20,6 @@ const RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 pub(crate) const DEPTH: u32 = 64;
 
-/// Registered memory of some kind.
 pub(crate) struct Region {
     pub(crate) name: String,
     pub(crate) memory: Memory,
@@ -75,7 +74,6 @@ impl Region {
 pub(crate) struct EndpointInfo {
     pub(crate) qpn: u32,
     gid: u128,
-    /// Address and rkey of each region.
     pub(crate) regions: Vec<(u64, u32)>,
 }
 
@@ -102,7 +100,6 @@ impl EndpointInfo {
     }
 }
 
-/// An operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Op {
     Write,
@@ -332,7 +329,6 @@ impl End {
         Ok(())
     }
 
-    /// Posts a receive into local parts.
     pub(crate) fn receive(&self, parts: &[Part]) -> Result<()> {
         let mut sges: Vec<_> = parts
             .iter()
@@ -362,7 +358,6 @@ impl End {
         unsafe { (inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) == 1).then(|| wc.assume_init()) }
     }
 
-    /// The next completion.
     pub(crate) fn wait(&self) -> Result<ibv_wc> {
         let since = Instant::now();
         let mut turns = 0_u32;
@@ -377,7 +372,6 @@ impl End {
         }
     }
 
-    /// The next completion, which must be a success.
     pub(crate) fn done(&self) -> Result<ibv_wc> {
         let wc = self.wait()?;
         if wc.status != IBV_WC_SUCCESS {

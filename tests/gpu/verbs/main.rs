@@ -35,7 +35,6 @@ DOORBELL_LINK=udp sends everything over UDP. GPU_VERBS_MEMORY=older allocates GP
 Exit status: 0 if all checks passed, 1 if one failed, 2 for a usage error or a failure, 77 without a GPU.
 ";
 
-/// Command-line options.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     check: bool,
@@ -45,7 +44,6 @@ pub(crate) struct Options {
     quick: bool,
     one: bool,
     two: bool,
-    /// The one part to check.
     only: Option<String>,
 }
 

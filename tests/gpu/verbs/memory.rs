@@ -23,14 +23,9 @@ const THREADS: usize = 8;
 /// Registered memory, which only its methods access.
 pub(crate) enum Memory {
     Host(Box<[UnsafeCell<u8>]>),
-    Gpu {
-        memory: GpuMemory,
-        /// One per thread.
-        stagings: Vec<Staging>,
-    },
+    Gpu { memory: GpuMemory, stagings: Vec<Staging> },
 }
 
-/// A thread's staging buffer and stream.
 pub(crate) struct Staging {
     stream: Stream,
     stage: HostMemory,
@@ -42,7 +37,6 @@ fn byte(seed: u64, index: usize) -> u8 {
     word.to_le_bytes()[index % 8]
 }
 
-/// The pattern from `start`.
 fn pattern(seed: u64, start: usize, bytes: &mut [u8]) {
     let head = (8 - start % 8) % 8;
     let head = head.min(bytes.len());

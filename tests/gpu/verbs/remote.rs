@@ -9,7 +9,6 @@ use doorbell_verbs_sys::IBV_WC_SUCCESS;
 
 use crate::end::{End, EndpointInfo, Op, Part};
 
-/// The remote endpoint.
 pub(crate) enum RemoteEnd {
     /// In this process, with its own queue pair and memory.
     InProcess(Box<End>),
@@ -46,7 +45,6 @@ impl RemoteEnd {
         }
     }
 
-    /// Fills its memory with a pattern.
     pub(crate) fn fill(&mut self, part: Part, seed: u64) -> Result<()> {
         let Part { region, at, len } = part;
         match self {
@@ -90,7 +88,6 @@ impl RemoteEnd {
         self.send_command(&format!("pong {region} {at} {len} {addr} {rkey} {count}"))
     }
 
-    /// Kills the child process.
     pub(crate) fn kill(&mut self) -> Result<()> {
         if let Self::Child { child, .. } = self {
             child.kill()?;
@@ -114,7 +111,6 @@ impl RemoteEnd {
         Ok(())
     }
 
-    /// Waits for the reply to a command.
     pub(crate) fn reply(&mut self) -> Result<String> {
         let Self::Child { replies, .. } = self else {
             bail!("no child process");

@@ -141,9 +141,6 @@ impl Rig {
     }
 
     /// Sets or clears the abort word of all kernels, including those of later launches.
-    ///
-    /// # Errors
-    /// None that can happen.
     pub fn stop(&self, all: bool) -> Result<()> {
         for member in &self.ranks {
             member
@@ -155,9 +152,6 @@ impl Rig {
     }
 
     /// Loads a function's kernels for all ranks, once.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn prepare(&self, function: Function, ll: bool) -> Result<()> {
         let mut prepared = self.prepared.lock().map_err(|_| anyhow!("a thread has panicked"))?;
         if !prepared.insert((function.data, function.op.is_some(), ll)) {
@@ -205,9 +199,6 @@ impl Rig {
     }
 
     /// Enqueues an operation on all ranks' streams.
-    ///
-    /// # Errors
-    /// The executor's error.
     pub fn launch(
         &self,
         plans: &[Plan],
@@ -222,9 +213,6 @@ impl Rig {
     }
 
     /// Enqueues one rank's part on its stream.
-    ///
-    /// # Errors
-    /// The executor's error.
     pub fn launch_one(
         &self,
         rank: usize,
@@ -255,9 +243,6 @@ impl Rig {
 
     /// Runs a case with element type `T` `times` times in a row, with inputs from the seed, and
     /// verifies the results each time.
-    ///
-    /// # Errors
-    /// The wrong result, or the driver's error.
     pub fn check<T: Number>(
         &self,
         case: &Case,
@@ -333,7 +318,6 @@ impl Rig {
     }
 }
 
-/// A scalar's bits.
 fn bits<A: Element>(scalar: A) -> u64 {
     let mut bytes = [0; 8];
     let size = size_of::<A>();
@@ -403,9 +387,6 @@ impl Sample {
 }
 
 /// Verifies the sampled variants of a case; returns their number.
-///
-/// # Errors
-/// The first failure.
 pub fn variants<T: Number>(
     rig: &Rig,
     case: &Case,
@@ -482,9 +463,6 @@ struct NotInPlace(Algorithm, Collective);
 
 /// Verifies every variant of a case with every element type, rotating operators among the types;
 /// returns their number.
-///
-/// # Errors
-/// The first failure.
 pub fn every_type(rig: &Rig, case: &Case, launch_shapes: &[LaunchShape], sample: &mut Sample) -> Result<usize> {
     use ReduceOp::{Avg, Max, Min, PreMulSum, Prod, Sum};
     if !case.collective.reduces() {

@@ -20,9 +20,6 @@ pub struct Gpu {
 
 impl Gpu {
     /// With memory for every case of the sweep.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self> {
         Ok(Self {
             stream: Stream::new(context)?,

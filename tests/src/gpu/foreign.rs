@@ -9,7 +9,6 @@ use anyhow::{Result, ensure};
 use doorbell_cuda::{Context, DevicePtr, Foreign};
 use libloading::os::unix::Library;
 
-/// An allocation, freed when nothing uses it any more.
 struct Allocated {
     context: Context,
     library: Library,
@@ -31,9 +30,6 @@ impl Drop for Allocated {
 }
 
 /// `len` bytes at offset `skew` of an allocation. The context becomes current for this thread.
-///
-/// # Errors
-/// The driver's error.
 pub fn alloc(context: &Context, len: usize, skew: usize) -> Result<Foreign> {
     type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     context.make_current()?;

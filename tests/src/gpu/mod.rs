@@ -30,9 +30,6 @@ pub trait Device {
 
     /// Copies `bytes` to the start of the memory, runs the reduction, whose addresses all lie
     /// within these bytes, and copies them back.
-    ///
-    /// # Errors
-    /// A device failure.
     fn reduce(&mut self, reduction: &reduce::Reduction, bytes: &mut [u8]) -> Result<()>;
 }
 

@@ -10,7 +10,6 @@ use anyhow::{Context as _, Result};
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{Context, Library};
 
-/// The poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// All ranks. Remaining ones are killed on drop.
@@ -20,9 +19,6 @@ pub struct Ranks {
 
 impl Ranks {
     /// Starts this program once per rank, configured by `set`.
-    ///
-    /// # Errors
-    /// System errors.
     pub fn start(ranks: u32, set: impl Fn(u32, &mut Command)) -> Result<Self> {
         let program = std::env::current_exe()?;
         let mut all = Self { children: Vec::new() };
@@ -35,9 +31,6 @@ impl Ranks {
     }
 
     /// The process of a rank.
-    ///
-    /// # Errors
-    /// If there is no such rank.
     pub fn child(&mut self, rank: u32) -> Result<&mut Child> {
         let (child, _) = self.children.get_mut(rank as usize).context("no such rank")?;
         Ok(child)
@@ -45,9 +38,6 @@ impl Ranks {
 
     /// Waits for all, up to `limit`: returns exit statuses by rank, `None` for those killed at the
     /// limit.
-    ///
-    /// # Errors
-    /// System errors.
     pub fn wait(mut self, limit: Duration) -> Result<Vec<Option<ExitStatus>>> {
         let until = Instant::now() + limit;
         loop {

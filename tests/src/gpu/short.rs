@@ -31,9 +31,6 @@ impl Rig {
     }
 
     /// Enqueues one rank's part on its stream.
-    ///
-    /// # Errors
-    /// The executor's error.
     pub fn launch_short(
         &self,
         rank: usize,
@@ -64,9 +61,6 @@ impl Rig {
 
     /// Runs a case with element type `T` `times` times, with inputs from the seed, and verifies the
     /// results each time.
-    ///
-    /// # Errors
-    /// The wrong result, or the driver's error.
     pub fn check_short<T: Number>(
         &self,
         case: &Case,
@@ -98,9 +92,6 @@ impl Rig {
 
     /// Broadcasts from `turns` places in sequence, with the root as far ahead of the others as
     /// possible, and verifies that all ranks get everything.
-    ///
-    /// # Errors
-    /// The wrong result, or the driver's error.
     pub fn check_ahead(&self, turns: usize, count: u64, two_steps: bool) -> Result<()> {
         let case = Case {
             collective: Collective::Broadcast,
@@ -149,9 +140,6 @@ impl Rig {
 }
 
 /// Verifies the sampled variants of a case; returns their number.
-///
-/// # Errors
-/// The first failure.
 pub fn variants<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], sample: &mut Sample) -> Result<usize> {
     let mut done = 0;
     let none = [None];
@@ -200,9 +188,6 @@ pub fn variants<T: Number>(rig: &Rig, case: &Case, ops: &[ReduceOp], sample: &mu
 }
 
 /// Verifies every variant of a case with every element type and operator; returns their number.
-///
-/// # Errors
-/// The first failure.
 pub fn every_type(rig: &Rig, case: &Case, sample: &mut Sample) -> Result<usize> {
     let all = ReduceOp::ALL;
     Ok(variants::<i8>(rig, case, all, sample)?

@@ -43,7 +43,6 @@ const OPERATORS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum,
 ];
 
-/// How memories are aligned.
 #[derive(Debug, Clone, Copy)]
 enum Alignment {
     /// All to 256 bytes.
@@ -77,9 +76,6 @@ struct Case {
 }
 
 /// Runs all cases; returns their number.
-///
-/// # Errors
-/// The first wrong result, or a device failure.
 pub fn run(device: &mut dyn Device, extent: Extent) -> Result<u64> {
     let mut random = Random::new(8);
     let mut cases = 0;
@@ -207,7 +203,6 @@ impl Case {
         }
     }
 
-    /// The reduction, for memory at an address.
     fn reduction(&self, address: u64) -> Result<Reduction> {
         let sources: Vec<SourceOperand> = self
             .sources

@@ -26,14 +26,11 @@ use crate::plan::{Collective, Form};
 use crate::types::{DataType, Rank};
 use script::{CALLER, FlagWord, Location, Script, ScriptParams, StreamOp};
 
-/// Cached scripts.
 const CACHED_SCRIPTS: usize = 64;
-/// Bytes of a word.
 const WORD: usize = 4;
 /// Reductions of at least this many bytes are done in two parts.
 const TWO_PARTS: u64 = 32 << 20;
 
-/// A validated operation.
 #[derive(Clone, Copy)]
 pub(super) struct Operation<'a> {
     pub(super) collective: Collective,
@@ -47,7 +44,6 @@ pub(super) struct Operation<'a> {
     pub(super) in_place: bool,
     /// The ranks' registered memory that holds the outputs, and the offset in it.
     pub(super) registered: Option<(&'a Mapped, usize)>,
-    /// Slice size, in bytes of the whole.
     pub(super) slice: u64,
 }
 
@@ -75,14 +71,12 @@ fn tail_parts(operation: &Operation<'_>, ranks: usize) -> u32 {
     }
 }
 
-/// A script with its events.
 struct CachedScript {
     key: ScriptKey,
     script: Script,
     events: Vec<Event>,
 }
 
-/// The copy-engine executor of a rank.
 pub(super) struct Copies {
     peers: Arc<Peers>,
     copiers: u8,
@@ -118,7 +112,6 @@ impl Copies {
         &self.reducer
     }
 
-    /// Its streams beside the caller's.
     pub(super) fn streams(&self) -> &[Stream] {
         &self.streams
     }
@@ -158,7 +151,6 @@ impl Copies {
         self.prepare(operation)
     }
 
-    /// Enqueues an operation on `stream`.
     pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
         self.prepare_all(operation)?;
         let Some(cached) = self.cached.last() else {

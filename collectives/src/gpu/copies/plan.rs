@@ -8,7 +8,6 @@ use crate::plan::walk::{Walker, Who, walk};
 use crate::plan::{Collective, Form, Place, Program, Schedule, Step};
 use crate::types::Rank;
 
-/// The maximum number of slices of an operation.
 const MAX_SLICES: u64 = 512;
 
 /// A message, with both ends.
@@ -52,7 +51,6 @@ pub(super) struct Plan {
     pub(super) shifts: Vec<(u64, u64)>,
 }
 
-/// Computes the depths of steps.
 struct Depths {
     now: Vec<Vec<u32>>,
     all: Vec<Vec<Vec<u32>>>,
@@ -309,7 +307,6 @@ impl Plan {
         came < sent && comes_before[came]
     }
 
-    /// The message that a task sends or receives.
     fn message_of(&self, rank: usize, task: &Task) -> Option<u32> {
         let (_, strand, step, _) = task.place;
         self.message_of_step[rank][strand as usize][step as usize]

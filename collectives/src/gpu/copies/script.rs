@@ -33,7 +33,6 @@ pub(super) const READY: u32 = WORDS as u32 - 1;
 /// The caller's stream, on which reductions run.
 pub(super) const CALLER: u8 = 0;
 
-/// The parameters that determine a script.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ScriptParams {
     pub(super) data: DataType,
@@ -43,9 +42,7 @@ pub(super) struct ScriptParams {
     pub(super) direct: bool,
     /// Whether input and output are the same memory.
     pub(super) in_place: bool,
-    /// Bytes of staging memory.
     pub(super) staging: u64,
-    /// Slice size, in bytes of the whole.
     pub(super) slice: u64,
     /// Streams for copies to peers.
     pub(super) copiers: u8,
@@ -53,7 +50,6 @@ pub(super) struct ScriptParams {
     pub(super) tail_parts: u32,
 }
 
-/// A location: a memory and an offset in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Location {
     Input(u64),
@@ -73,7 +69,6 @@ pub(super) struct FlagWord {
     pub(super) index: u32,
 }
 
-/// A stream operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum StreamOp {
     /// Writes a word of the peer.
@@ -90,9 +85,7 @@ pub(super) enum StreamOp {
         into: (Location, Form),
         elements: u64,
     },
-    /// Records an event.
     Record(u32),
-    /// Waits for an event.
     Wait(u32),
 }
 
@@ -101,14 +94,12 @@ pub(super) enum StreamOp {
 pub(super) struct Script {
     /// Each with its stream index.
     pub(super) ops: Vec<(u8, StreamOp)>,
-    /// The number of events.
     pub(super) events: u32,
     /// The number of streams: the caller's, those for copies, and one for waits that nothing local
     /// depends on.
     pub(super) streams: u8,
 }
 
-/// The operation does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the operation does not fit {staging} bytes of staging memory and {WORDS} words with any slice size")]
 pub(super) struct DoesNotFit {
@@ -116,7 +107,6 @@ pub(super) struct DoesNotFit {
 }
 
 impl Script {
-    /// The script of `rank`.
     pub(super) fn new(schedule: &dyn Schedule, rank: Rank, params: ScriptParams) -> Result<Self, DoesNotFit> {
         let plan = Plan::new(schedule, params)?;
         Ok(plan.script(rank))

@@ -15,13 +15,11 @@ use crate::reference::{Case, Origin};
 /// as integers.
 struct Memory {
     user: Vec<u8>,
-    /// Offsets of input and output.
     input: usize,
     output: usize,
     staging: Vec<u8>,
 }
 
-/// A rank in the middle of an operation.
 struct Running {
     queues: Vec<VecDeque<(u8, StreamOp)>>,
     events: Vec<bool>,
@@ -68,7 +66,6 @@ impl World {
         }
     }
 
-    /// Executes an operation, if it is enabled.
     fn op(&mut self, rank: usize, op: &StreamOp, events: &mut [bool]) -> bool {
         match op {
             StreamOp::Signal(word) => {
@@ -251,7 +248,6 @@ fn runs(schedule: &dyn Schedule, case: &Case, params: ScriptParams, single_strea
     assert_eq!(left, 0, "words are left: {case:?} {params:?}");
 }
 
-/// All combinations tested here.
 fn known() -> Vec<(Algorithm, Collective)> {
     let all = Algorithm::ALL
         .iter()
@@ -346,7 +342,6 @@ fn script(collective: Collective, algorithm: Algorithm, slice: u64, tail_parts: 
     Script::new(&*schedule(algorithm, &case), Rank(1), params).unwrap()
 }
 
-/// The operations of one of its streams.
 fn stream(script: &Script, of: u8) -> Vec<StreamOp> {
     let own = script.ops.iter().filter(|(stream, _)| *stream == of);
     own.map(|(_, op)| op.clone()).collect()

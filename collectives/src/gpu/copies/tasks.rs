@@ -20,7 +20,6 @@ pub(super) enum MemorySpace {
     Staging,
 }
 
-/// A memory access of a task.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) space: MemorySpace,
@@ -56,7 +55,6 @@ pub(super) struct Task {
 }
 
 impl Plan {
-    /// Bytes per element in a form.
     pub(super) fn unit(&self, form: Form) -> u64 {
         match form {
             Form::Element => self.params.data.bytes() as u64,
@@ -89,7 +87,6 @@ impl Plan {
         each.iter().map(run).collect()
     }
 
-    /// The offset of a slice's staging memory.
     fn base(&self, slice: u64) -> u64 {
         slice % self.staging_slots * self.staging_slot_bytes
     }
@@ -295,7 +292,6 @@ impl Plan {
             .collect()
     }
 
-    /// Reduces one of `parts` parts.
     fn reduce(
         &self,
         rank: usize,
@@ -362,7 +358,6 @@ impl Task {
         (!self.ops.is_empty()).then_some(self)
     }
 
-    /// Whether it depends on another task that precedes it in the plan.
     pub(super) fn follows(&self, other: &Self) -> bool {
         other.place < self.place
             && self

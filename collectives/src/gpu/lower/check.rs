@@ -8,7 +8,6 @@ use crate::types::Rank;
 /// rank, the number of its groups known to be done.
 type Knowledge = (u32, Vec<u32>);
 
-/// The recorded knowledge of all ranks.
 pub(super) struct History {
     /// By rank, slice and group.
     done: Vec<Vec<Vec<Knowledge>>>,
@@ -147,7 +146,6 @@ fn record_signal(
 /// Slices and groups that a rank executes together.
 type Step = Vec<(u32, usize)>;
 
-/// A rank's execution order.
 fn order(strand: &Strand, slices: u32) -> Vec<Step> {
     let ahead = strand.ahead as usize;
     let late = u32::from(ahead > 0);

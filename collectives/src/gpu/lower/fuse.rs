@@ -13,7 +13,6 @@ pub(super) const MAX_OPERANDS: usize = 64;
 /// Maximum sources, or targets, of a body.
 const MAX_SIDE: usize = 20;
 
-/// A body with its waits and signals.
 #[derive(Clone, Default, Debug)]
 pub(super) struct UnfusedBody {
     waits: Vec<Signal>,

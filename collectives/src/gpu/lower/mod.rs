@@ -295,10 +295,8 @@ impl Strand {
     }
 }
 
-/// A block of a place.
 type Block = (Place, u32);
 
-/// A step on one data block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BlockStep {
     data: u32,
@@ -311,7 +309,6 @@ struct BlockStep {
     takes: Option<(Rank, u32, Form)>,
 }
 
-/// A message between two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Message {
     /// The block of the receiver's output for which it is destined.
@@ -322,10 +319,8 @@ struct Message {
     number: u32,
 }
 
-/// The messages from one rank to another.
 type Messages = HashMap<(Rank, Rank), Vec<Message>>;
 
-/// A strand of all ranks.
 struct Plan<'a> {
     shape: &'a Shape,
     strand: u32,
@@ -443,7 +438,6 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Messages between `rank` and each other rank.
     fn traffic(&self, rank: Rank) -> Vec<Traffic> {
         let count = |from, to, direct| {
             let list = self.messages.get(&(from, to)).map_or(&[][..], Vec::as_slice);
@@ -460,7 +454,6 @@ impl<'a> Plan<'a> {
             .collect()
     }
 
-    /// The program of `rank`.
     fn rank(&self, rank: Rank) -> Strand {
         let (raw, scratch) = fuse::bind(&self.steps[rank.index()], rank, &self.messages);
         let shared = self.shape.shared(rank).filter(|_| self.options.in_place);

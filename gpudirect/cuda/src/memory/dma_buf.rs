@@ -86,7 +86,6 @@ impl Span<'_> {
     }
 }
 
-/// The host's page size.
 fn page_size() -> u64 {
     // SAFETY: sysconf(3) has no requirements.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

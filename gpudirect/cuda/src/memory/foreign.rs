@@ -56,9 +56,6 @@ impl Driver {
     /// The memory type of an address and the ordinal of its device; `None` for an address unknown
     /// to CUDA. Unlike [`Context::pointer_info`] it needs no context, and creates none on a device
     /// that the program does not use.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn locate(self, address: DevicePtr) -> Result<Option<(MemoryType, usize)>, Error> {
         let Some(memory_type) = memory_type(self, address)? else {
             return Ok(None);
@@ -71,9 +68,6 @@ impl Driver {
 impl Context {
     /// The pointer attributes of an address; `None` for an address unknown to CUDA, such as that of
     /// a `Vec`.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[doc(alias("cuPointerGetAttribute", "cudaPointerGetAttributes"))]
     pub fn pointer_info(&self, address: DevicePtr) -> Result<Option<PointerInfo>, Error> {
         let driver = self.driver();
@@ -281,9 +275,6 @@ impl Foreign {
     }
 
     /// The device it resides on, according to the driver.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn device(&self) -> Result<Device, Error> {
         let driver = self.0.context().driver();
         let _entered = self.0.context().enter()?;

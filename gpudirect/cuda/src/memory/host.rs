@@ -97,9 +97,6 @@ impl HostMemory {
     /// # Safety
     /// `len` bytes from `host` must stay valid until `owner` is dropped, and meanwhile be
     /// referenced only as atomics.
-    ///
-    /// # Errors
-    /// As [`HostMemory::register`].
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     pub unsafe fn register_raw(
         context: &Context,
@@ -268,7 +265,6 @@ impl HostMemory {
         self.span(offset..offset.saturating_add(len)).map(|_| ())
     }
 
-    /// The byte at `offset`, within the memory.
     fn byte(&self, offset: usize) -> &AtomicU8 {
         // SAFETY: the callers have checked that it lies in memory that this value keeps; shared
         // handles access it by atomics only.

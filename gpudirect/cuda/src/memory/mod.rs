@@ -142,7 +142,6 @@ impl<'a> Span<'a> {
         DevicePtr(self.address())
     }
 
-    /// Its offset in the memory.
     pub(crate) fn offset(self) -> usize {
         self.offset
     }

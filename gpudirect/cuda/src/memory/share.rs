@@ -32,9 +32,6 @@ impl DeviceMemory {
 
     /// Maps the memory of a file descriptor for the device of `context`; see
     /// [`DeviceMemoryOptions::import`].
-    ///
-    /// # Errors
-    /// As [`DeviceMemoryOptions::import`].
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import(context: &crate::Context, fd: BorrowedFd<'_>, len: usize) -> Result<Self, Error> {
         Self::options(context).import(fd, len)
@@ -179,7 +176,6 @@ impl ExportedRange {
     }
 }
 
-/// Exports an allocation as a descriptor.
 pub(super) fn export(driver: Driver, handle: AllocationHandle) -> Result<OwnedFd, Error> {
     let mut fd = -1;
     // SAFETY: the pointer is to a local int, which this handle type is written to; the allocation
@@ -199,7 +195,6 @@ pub(super) fn owned(call: &'static str, fd: i32) -> Result<OwnedFd, Error> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The properties of an allocation.
 pub(super) fn properties(driver: Driver, handle: AllocationHandle) -> Result<AllocationProp, Error> {
     let mut prop = AllocationProp::NONE;
     // SAFETY: the pointer is to properties of ours; the allocation is live.
@@ -212,7 +207,6 @@ pub(super) fn properties(driver: Driver, handle: AllocationHandle) -> Result<All
     Ok(prop)
 }
 
-/// Releases a retained allocation handle.
 pub(super) fn release(driver: Driver, handle: AllocationHandle) {
     // SAFETY: the caller retained or imported the handle once, and uses it no more.
     let status = unsafe { (driver.table().mem_release)(handle) };

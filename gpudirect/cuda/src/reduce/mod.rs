@@ -26,7 +26,6 @@ pub use plan::{
 };
 pub use types::{DataType, OperandKind, Operator, Scalar};
 
-/// All kernels.
 const PTX: &str = include_str!("../../kernels/reduce.ptx");
 
 /// A source of a reduction.

@@ -13,7 +13,6 @@ use std::error::Error;
 
 use doorbell_cuda::{Context, DeviceMemory, Driver, HostMemory, Kernel, Launch, Memory, Module, Stream};
 
-/// The result of a case.
 pub(crate) enum Verdict {
     Passed,
     /// The machine lacks a requirement.
@@ -108,7 +107,6 @@ pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Launches `add_one` on `count` words of `memory`.
 pub(crate) fn add_one(
     stream: &Stream,
     kernel: &Kernel,

@@ -6,7 +6,6 @@ use doorbell_cuda::{Driver, Error as CudaError, Memory, SmallCopies, SmallSource
 
 use super::{Outcome, Setting, pattern};
 
-/// Submits a command and returns its number.
 fn submit(copies: &mut SmallCopies, into: Span<'_>, from: SmallSource<'_>) -> Result<u64, Box<dyn Error>> {
     loop {
         // SAFETY: the callers keep the memory, which is of the device's own context or pinned,

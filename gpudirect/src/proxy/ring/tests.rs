@@ -153,7 +153,6 @@ fn signal(id: u64) -> Descriptor {
     }
 }
 
-/// More laps than lap numbers.
 #[test]
 fn more_laps_than_lap_numbers() {
     let ring = Ring::plain(2);
