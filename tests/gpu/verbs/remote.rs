@@ -1,4 +1,4 @@
-//! The far end: in this process, or in one of its own that does as it is told line by line.
+//! The remote endpoint: in this process, or in a child process controlled by a line protocol.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::net::IpAddr;
@@ -7,62 +7,60 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell_verbs_sys::IBV_WC_SUCCESS;
 
-use crate::end::{Card, End, Op, Part};
+use crate::end::{End, EndpointInfo, Op, Part};
 
-/// What is asked of the far end.
-pub(crate) enum Far {
-    /// This process is both; the queue pair and the memory are others.
-    Here(Box<End>),
-    There {
+pub(crate) enum RemoteEnd {
+    /// In this process, with its own queue pair and memory.
+    InProcess(Box<End>),
+    Child {
         child: Child,
         commands: ChildStdin,
-        answers: Lines<BufReader<ChildStdout>>,
+        replies: Lines<BufReader<ChildStdout>>,
     },
 }
 
-impl Far {
-    /// In a process of its own. Gives its card.
-    pub(crate) fn spawn(address: IpAddr, len: usize, gpus: usize) -> Result<(Self, Card)> {
+impl RemoteEnd {
+    /// Starts it as a child process. Returns its attributes.
+    pub(crate) fn spawn(address: IpAddr, len: usize, gpus: usize) -> Result<(Self, EndpointInfo)> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["far", &address.to_string(), &len.to_string(), &gpus.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let commands = child.stdin.take().context("a pipe")?;
-        let answers = BufReader::new(child.stdout.take().context("a pipe")?).lines();
-        let mut far = Self::There {
+        let replies = BufReader::new(child.stdout.take().context("a pipe")?).lines();
+        let mut remote = Self::Child {
             child,
             commands,
-            answers,
+            replies,
         };
-        let card = Card::from_line(&far.ask("card")?)?;
-        Ok((far, card))
+        let info = EndpointInfo::from_line(&remote.request("card")?)?;
+        Ok((remote, info))
     }
 
-    pub(crate) fn connect(&mut self, card: &Card) -> Result<()> {
+    pub(crate) fn connect(&mut self, info: &EndpointInfo) -> Result<()> {
         match self {
-            Self::Here(end) => end.connect(card),
-            Self::There { .. } => self.ask(&format!("connect {}", card.to_line())).map(drop),
+            Self::InProcess(end) => end.connect(info),
+            Self::Child { .. } => self.request(&format!("connect {}", info.to_line())).map(drop),
         }
     }
 
-    /// Has it fill its memory with a pattern.
     pub(crate) fn fill(&mut self, part: Part, seed: u64) -> Result<()> {
         let Part { region, at, len } = part;
         match self {
-            Self::Here(end) => end.regions[region].memory.fill(at, len, seed),
-            Self::There { .. } => self.ask(&format!("fill {region} {at} {len} {seed}")).map(drop),
+            Self::InProcess(end) => end.regions[region].memory.fill(at, len, seed),
+            Self::Child { .. } => self.request(&format!("fill {region} {at} {len} {seed}")).map(drop),
         }
     }
 
-    /// Where its memory is not the pattern.
+    /// The first offset at which its memory differs from the pattern.
     pub(crate) fn differs(&mut self, part: Part, seed: u64) -> Result<Option<usize>> {
         let Part { region, at, len } = part;
         match self {
-            Self::Here(end) => end.regions[region].memory.differs(at, len, seed),
-            Self::There { .. } => {
-                let answer = self.ask(&format!("differs {region} {at} {len} {seed}"))?;
-                Ok(answer.parse().ok())
+            Self::InProcess(end) => end.regions[region].memory.differs(at, len, seed),
+            Self::Child { .. } => {
+                let reply = self.request(&format!("differs {region} {at} {len} {seed}"))?;
+                Ok(reply.parse().ok())
             }
         }
     }
@@ -70,28 +68,28 @@ impl Far {
     pub(crate) fn receive(&mut self, part: Part) -> Result<()> {
         let Part { region, at, len } = part;
         match self {
-            Self::Here(end) => end.receive(&[part]),
-            Self::There { .. } => self.ask(&format!("receive {region} {at} {len}")).map(drop),
+            Self::InProcess(end) => end.receive(&[part]),
+            Self::Child { .. } => self.request(&format!("receive {region} {at} {len}")).map(drop),
         }
     }
 
-    /// Waits for a receive to complete: how many bytes it got.
+    /// Waits for a receive to complete; returns the received bytes.
     pub(crate) fn received(&mut self) -> Result<u32> {
         match self {
-            Self::Here(end) => Ok(end.done()?.byte_len),
-            Self::There { .. } => Ok(self.ask("received")?.parse()?),
+            Self::InProcess(end) => Ok(end.done()?.byte_len),
+            Self::Child { .. } => Ok(self.request("received")?.parse()?),
         }
     }
 
-    /// Has it answer `count` WRITEs with immediate by such of its own, from one of its regions to one of the other end's, after `count` receives.
+    /// Makes it reply to `count` WRITEs with immediate by WRITEs with immediate, from one of its
+    /// regions to a local one, after `count` receives.
     pub(crate) fn pong(&mut self, from: Part, (addr, rkey): (u64, u32), count: u64) -> Result<()> {
         let Part { region, at, len } = from;
-        self.tell(&format!("pong {region} {at} {len} {addr} {rkey} {count}"))
+        self.send_command(&format!("pong {region} {at} {len} {addr} {rkey} {count}"))
     }
 
-    /// Ends a process that is the far end, as by a crash.
     pub(crate) fn kill(&mut self) -> Result<()> {
-        if let Self::There { child, .. } = self {
+        if let Self::Child { child, .. } = self {
             child.kill()?;
             child.wait()?;
         }
@@ -100,43 +98,42 @@ impl Far {
 
     pub(crate) fn deregister(&mut self, region: usize) -> Result<()> {
         match self {
-            Self::Here(end) => end.regions[region].deregister(),
-            Self::There { .. } => self.ask(&format!("deregister {region}")).map(drop),
+            Self::InProcess(end) => end.regions[region].deregister(),
+            Self::Child { .. } => self.request(&format!("deregister {region}")).map(drop),
         }
     }
 
-    fn tell(&mut self, command: &str) -> Result<()> {
-        if let Self::There { commands, .. } = self {
+    fn send_command(&mut self, command: &str) -> Result<()> {
+        if let Self::Child { commands, .. } = self {
             writeln!(commands, "{command}")?;
             commands.flush()?;
         }
         Ok(())
     }
 
-    /// Waits for the answer to what was told.
-    pub(crate) fn answer(&mut self) -> Result<String> {
-        let Self::There { answers, .. } = self else {
-            bail!("nobody to answer");
+    pub(crate) fn reply(&mut self) -> Result<String> {
+        let Self::Child { replies, .. } = self else {
+            bail!("no child process");
         };
-        let answer = answers.next().context("the far end is gone")??;
-        match answer.strip_prefix("ok") {
+        let reply = replies.next().context("the remote end is gone")??;
+        match reply.strip_prefix("ok") {
             Some(rest) => Ok(rest.trim().to_owned()),
-            None => bail!("the far end says: {answer}"),
+            None => bail!("the remote end says: {reply}"),
         }
     }
 
-    fn ask(&mut self, command: &str) -> Result<String> {
-        self.tell(command)?;
-        self.answer()
+    fn request(&mut self, command: &str) -> Result<String> {
+        self.send_command(command)?;
+        self.reply()
     }
 }
 
-impl Drop for Far {
+impl Drop for RemoteEnd {
     fn drop(&mut self) {
-        if let Self::There { child, commands, .. } = self {
-            let told = writeln!(commands, "quit").and_then(|()| commands.flush());
-            if told.is_err() {
-                // It is gone already, or will be.
+        if let Self::Child { child, commands, .. } = self {
+            let sent = writeln!(commands, "quit").and_then(|()| commands.flush());
+            if sent.is_err() {
+                // It has already exited, or is about to.
                 drop(child.kill());
             }
             drop(child.wait());
@@ -144,7 +141,7 @@ impl Drop for Far {
     }
 }
 
-/// Is the far end until it is told to quit.
+/// Runs the remote endpoint until the `quit` command.
 pub(crate) fn run(address: IpAddr, len: usize, gpus: usize) -> Result<()> {
     crate::end::set_up(address)?;
     let mut end = End::new(len, gpus)?;
@@ -153,7 +150,7 @@ pub(crate) fn run(address: IpAddr, len: usize, gpus: usize) -> Result<()> {
         let mut out = std::io::stdout().lock();
         match obey(&mut end, &line) {
             Ok(None) => return Ok(()),
-            Ok(Some(answer)) => writeln!(out, "ok {answer}")?,
+            Ok(Some(reply)) => writeln!(out, "ok {reply}")?,
             Err(error) => writeln!(out, "{error:#}")?,
         }
         out.flush()?;
@@ -164,7 +161,7 @@ pub(crate) fn run(address: IpAddr, len: usize, gpus: usize) -> Result<()> {
 fn obey(end: &mut End, line: &str) -> Result<Option<String>> {
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     if word == "connect" {
-        end.connect(&Card::from_line(rest)?)?;
+        end.connect(&EndpointInfo::from_line(rest)?)?;
         return Ok(Some(String::new()));
     }
     let numbers: Vec<u64> = rest.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
@@ -181,8 +178,8 @@ fn obey(end: &mut End, line: &str) -> Result<Option<String>> {
         ensure!(region < end.regions.len(), "no region {region}");
         Ok(region)
     };
-    let answer = match word {
-        "card" => end.card()?.to_line(),
+    let reply = match word {
+        "card" => end.info()?.to_line(),
         "fill" => {
             let part = part()?;
             end.regions[region(0)?].memory.fill(part.at, part.len, number(3)?)?;
@@ -211,10 +208,10 @@ fn obey(end: &mut End, line: &str) -> Result<Option<String>> {
         "quit" => return Ok(None),
         _ => bail!("what is {word}?"),
     };
-    Ok(Some(answer))
+    Ok(Some(reply))
 }
 
-/// Answers WRITEs with immediate by such.
+/// Replies to WRITEs with immediate by the same.
 fn pong(end: &End, part: Part, to: (u64, u32), count: u64) -> Result<()> {
     let nothing = Part { len: 0, ..part };
     for _ in 0..2 {
