@@ -1,4 +1,4 @@
-//! How every test begins: the client finds the server, the server waits for one client.
+//! How every test starts: the client connects, the server accepts one client.
 
 use super::printer::Printer;
 use super::settings::{Exchange, Settings};
@@ -7,10 +7,11 @@ use crate::device::Device;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// Gets the connection that the ends talk over; and with `-R` what connects the queue pairs of the test.
+/// Sets up the control connection; with `-R` also what connects the queue pairs of the test.
 ///
 /// # Errors
-/// [`Failure::Test`] when nobody is there or the port cannot be listened on; [`Failure::Interrupted`].
+/// [`Failure::Test`] when no server answers or the port cannot be listened on;
+/// [`Failure::Interrupted`].
 pub(crate) fn begin(
     settings: &Settings,
     device: &Device,
@@ -36,7 +37,7 @@ pub(crate) fn begin(
             listening.accept(interrupt, make)?
         }
     };
-    // With -z the manager's part is over: nobody listens any more.
+    // With -z the connection manager is no longer needed: stop listening.
     Ok((
         conversation,
         (settings.exchange == Exchange::Managed).then_some(managed),

@@ -12,7 +12,7 @@ use super::tool::Tool;
 const BEGIN: &str = "<!-- begin options -->\n";
 const END: &str = "<!-- end options -->";
 
-/// What we have and Debian's build of the C tools does not document: other builds do.
+/// Options that Debian's build of the C tools does not document; other builds do.
 const OTHER_BUILDS: [&str; 4] = ["flow_label", "use_cuda", "use_cuda_bus_id", "use_cuda_dmabuf"];
 
 fn page() -> PathBuf {
@@ -61,7 +61,7 @@ fn the_page_has_the_table() {
     }
 }
 
-/// The options that a help text begins lines with: (`-s`, `--size`).
+/// The options at the start of the lines of a help text: (`-s`, `--size`).
 fn options(help: &str) -> Vec<(Option<char>, Option<String>)> {
     let long = |word: &str| {
         let name = word.strip_prefix("--")?;

@@ -1,18 +1,19 @@
-//! The options of the classic tools as data: which tool has each, what it does, and how ours differs.
+//! The options of the classic tools as data: which tools have each, what it does, and how
+//! Doorbell's differs.
 //!
-//! The parser ([`super::getopt`]), `--help` and the table in docs/CLASSIC.md all come from [`FLAGS`]. The names are the C tools' interface. What they document and we do not take is here too, with
-//! the reason, so that it is named and not merely unknown.
+//! The parser ([`super::getopt`]), `--help` and the table in docs/CLASSIC.md are generated from
+//! [`FLAGS`]. The names are the C tools' interface. Options of the C tools that are not supported
+//! are listed with the reason, so that the error message can give it.
 
 use super::tool::{Kind, Tool, Verb};
 
 /// The tools that have an option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum On {
-    /// All.
     All,
-    /// Those that measure bandwidth.
+    /// Bandwidth tools.
     Bw,
-    /// Those that measure latency.
+    /// Latency tools.
     Lat,
     /// WRITE, READ and SEND.
     NotAtomic,
@@ -22,16 +23,13 @@ pub(crate) enum On {
     Fetching,
     /// WRITE and SEND.
     Carrying,
-    /// SEND.
     Send,
-    /// Atomics.
     Atomic,
-    /// None: taken by all, but for another family of tools.
+    /// None: the C tools accept it, but it is for the raw Ethernet tools.
     NoTool,
 }
 
 impl On {
-    /// Whether the tool has it.
     pub(crate) fn has(self, tool: Tool) -> bool {
         match self {
             On::All => true,
@@ -47,7 +45,7 @@ impl On {
         }
     }
 
-    /// Which those are, in words.
+    /// Their names, for the table.
     #[cfg(test)]
     pub(crate) fn words(self) -> &'static str {
         match self {
@@ -65,14 +63,14 @@ impl On {
     }
 }
 
-/// What becomes of an option here.
+/// Whether an option is supported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ours {
-    /// Taken, and means what it means to the C tool.
+    /// Yes, with the meaning of the C tools.
     Taken,
-    /// Taken, with this difference.
+    /// Yes, with this difference.
     Differs(&'static str),
-    /// Refused, for this reason.
+    /// No, for this reason.
     Refused(&'static str),
 }
 
@@ -81,17 +79,16 @@ pub(crate) enum Ours {
 pub(crate) struct Flag {
     /// `-s`.
     pub(crate) short: Option<char>,
-    /// `--size`, without the dashes; what the rest of the program knows it by.
+    /// `--size`, without the dashes; identifies the option in the code.
     pub(crate) long: &'static str,
-    /// The same option by another long name.
+    /// Another long name of the same option.
     pub(crate) alias: Option<&'static str>,
-    /// What its value is called in the help; none where it takes none.
+    /// The name of its value in the help; none where it takes none.
     pub(crate) value: Option<&'static str>,
-    /// Who has it.
+    /// The tools that have it.
     pub(crate) on: On,
     /// What it does.
     pub(crate) what: &'static str,
-    /// See [`Ours`].
     pub(crate) ours: Ours,
 }
 
@@ -111,7 +108,7 @@ impl Flag {
         self
     }
 
-    /// As it is written most shortly.
+    /// Its shortest spelling.
     pub(crate) fn name(&self) -> String {
         match self.short {
             Some(short) => format!("-{short}"),
@@ -120,7 +117,7 @@ impl Flag {
     }
 }
 
-/// An option with a value, taken as it is.
+/// A supported option with a value.
 const fn valued(short: Option<char>, long: &'static str, value: &'static str, on: On, what: &'static str) -> Flag {
     Flag {
         short,
@@ -133,7 +130,7 @@ const fn valued(short: Option<char>, long: &'static str, value: &'static str, on
     }
 }
 
-/// An option without a value, taken as it is.
+/// A supported option without a value.
 const fn switch(short: Option<char>, long: &'static str, on: On, what: &'static str) -> Flag {
     Flag {
         short,
@@ -156,7 +153,7 @@ const SOFT: &str = "on adapters and the kernel's rxe; a userspace device keeps i
 const RAW: &str = "raw Ethernet is for raw_ethernet_bw and its like";
 const MULTICAST: &str = "multicast groups are not joined here";
 
-/// All of them, in the order of the help.
+/// All options, in the order of the help.
 pub(crate) const FLAGS: &[Flag] = &[
     switch(Some('a'), "all", On::NotAtomic, "measure every power of two from 2 B to 8 MiB (of datagrams: to the MTU)"),
     valued(
@@ -289,12 +286,12 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(Some('v'), "mac_fwd", On::NoTool, "forward").refused(RAW),
 ];
 
-/// What an option of this name is, among all tools'.
+/// The option of this long name, of any tool.
 pub(crate) fn by_long(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.long == name || flag.alias == Some(name))
 }
 
-/// What `-LETTER` is.
+/// The option `-LETTER`, of any tool.
 pub(crate) fn by_short(letter: char) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.short == Some(letter))
 }

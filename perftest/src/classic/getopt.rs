@@ -1,32 +1,32 @@
-//! A command line taken apart as getopt_long(3) does it: short options bundled and with their value attached or not, long ones with `=` or a blank and abbreviated where that is unambiguous,
-//! operands anywhere, `--` before what are only operands.
+//! Command line parsing as in getopt_long(3): short options bundled and with their value attached
+//! or not, long ones with `=` or a blank and abbreviated where that is unambiguous, operands
+//! anywhere, `--` before what are only operands.
 
 use super::flags::{self, FLAGS, Flag};
 use super::tool::Tool;
 use crate::failure::{Failure, one_line};
 
-/// An option that was given.
+/// An option of the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Given {
-    /// It.
     pub(crate) flag: &'static Flag,
-    /// Its value, where it takes one.
+    /// Its value; empty where it takes none.
     pub(crate) value: String,
 }
 
-/// A command line.
+/// A parsed command line.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Line {
-    /// Its options, in their order.
+    /// The options, in their order.
     pub(crate) options: Vec<Given>,
-    /// What are no options.
     pub(crate) operands: Vec<String>,
 }
 
-/// Takes a command line apart.
+/// Parses a command line.
 ///
 /// # Errors
-/// [`Failure::Usage`] names the first option that the tool does not have, or that has a value too many or too few.
+/// [`Failure::Usage`] names the first option that the tool does not have, or that has a value too
+/// many or too few.
 pub(crate) fn parse(tool: Tool, arguments: impl IntoIterator<Item = String>) -> Result<Line, Failure> {
     let mut line = Line::default();
     let mut arguments = arguments.into_iter();
@@ -91,7 +91,7 @@ fn bundle(
     Ok(())
 }
 
-/// The option of a long name, or of a beginning that no other shares.
+/// The option of a long name, or of an unambiguous prefix.
 fn named(tool: Tool, name: &str) -> Result<&'static Flag, Failure> {
     let flag = match flags::by_long(name) {
         Some(flag) => flag,
@@ -118,7 +118,7 @@ fn named(tool: Tool, name: &str) -> Result<&'static Flag, Failure> {
     check(tool, flag, &format!("--{}", flag.long)).map(|()| flag)
 }
 
-/// Refuses what is not for this tool, or not taken.
+/// Refuses an option that this tool does not have or that is not supported.
 fn check(tool: Tool, flag: &Flag, written: &str) -> Result<(), Failure> {
     if let flags::Ours::Refused(why) = flag.ours {
         return Err(Failure::usage(format!(
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn a_beginning_is_enough_where_it_is_one_options() {
         assert_eq!(options(BW, "--bidi"), [("bidirectional", String::new())]);
-        // Whole names win over longer ones that begin so.
+        // An exact name wins over longer ones that start with it.
         assert_eq!(options(BW, "--out_json"), [("out_json", String::new())]);
         assert_eq!(options(BW, "--port 7"), [("port", "7".to_owned())]);
         let ambiguous = line(BW, "--report").unwrap_err();

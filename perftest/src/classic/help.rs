@@ -3,20 +3,20 @@
 use super::flags::{FLAGS, Flag, Ours};
 use super::tool::{Tool, Verb};
 
-/// The version of the C tools whose conversation and layout these are.
+/// The version of the C tools whose protocol and layout are implemented.
 pub(crate) const SPEAKS: &str = "6.06";
 
-/// Columns of a line of help.
+/// Width of the help.
 const WIDTH: usize = 100;
-/// Where explanations begin.
+/// Column where explanations begin.
 const INDENT: usize = 34;
 
-/// What `--version` prints.
 pub(crate) fn version() -> String {
     format!("Version: {SPEAKS} (doorbell {})", env!("CARGO_PKG_VERSION"))
 }
 
-/// What `--help` prints: the options that the tool has, and what the C tools have besides.
+/// The text of `--help`: the options that the tool has, and those of the C tools that are not
+/// supported.
 pub(crate) fn text(tool: Tool) -> String {
     let name = tool.name();
     let does = match tool.verb {

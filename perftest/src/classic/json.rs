@@ -1,7 +1,8 @@
-//! The report of `--out_json`: what the C tools write, as valid JSON.
+//! The report of `--out_json`: that of the C tools, as valid JSON.
 //!
-//! Names and units are theirs, and like theirs it has `test_info` and `results`. Names that they write with a space or in several ways have one here, strings are quoted, `results` is an array that
-//! keeps every size of `-a`, and figures that they leave out are there.
+//! Names and units are theirs, and so are `test_info` and `results`. Names that they spell with a
+//! space or in several ways have one spelling here, strings are quoted, `results` is an array that
+//! keeps every size of `-a`, and values that they leave out are there.
 
 use serde_json::{Map, Value, json};
 

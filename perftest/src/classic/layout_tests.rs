@@ -1,4 +1,5 @@
-//! What is printed against what the C tools print: each expected text is theirs, of a run on the userspace device, and the values are those that stand in it.
+//! The layout against the C tools': each expected text is theirs, from a run on the userspace
+//! device, and the values are those in it.
 
 use super::getopt;
 use super::layout::{self, Address, Header, Latencies, RULE, Rates, Side};
@@ -278,7 +279,7 @@ fn lines_of_latency() {
         ),
         " 4096    20          1.34           34.47        1.87     \t       3.47        \t2.79   \t\t34.47   \t\t34.47  "
     );
-    // 2.5 cycles to a nanosecond.
+    // 2.5 cycles per nanosecond.
     assert_eq!(
         line(
             "ib_send_lat -C",
@@ -357,7 +358,7 @@ fn one_figure_alone() {
     assert_eq!(layout::only(0.042_398), "0.042398");
 }
 
-/// Theirs, of a run that was slowed down: below a tenth of a Gb/s there are more decimals, in other columns.
+/// The C tool's output of a slowed run: below 0.1 Gb/s there are more decimals, in other columns.
 #[test]
 fn slow_gigabits_have_more_decimals() {
     let settings = settings("ib_write_bw --report_gbits -s 4096");

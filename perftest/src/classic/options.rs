@@ -1,6 +1,7 @@
-//! From a command line to [`Settings`]: values read, defaults filled in, contradictions refused.
+//! From a command line to [`Settings`]: values parsed, defaults filled in, contradictions refused.
 //!
-//! Defaults and ranges are the C tools', found by looking at what they print for each option. Where they only correct a value or hang, this refuses it, with what to do.
+//! Defaults and ranges are the C tools', observed in their output for each option. Where they
+//! silently correct a value or hang, it is refused here with advice.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -16,14 +17,14 @@ use crate::device::Which;
 use crate::failure::{Failure, one_line};
 use crate::units::parse_bytes;
 
-/// Requests or receives that fit in a queue.
+/// Queue depths.
 const DEPTH: RangeInclusive<u32> = 1..=15_000;
-/// Messages longer than this complete one by one, unless `-Q` says otherwise.
+/// Messages longer than this complete one by one (cq_mod 1), unless `-Q` is given.
 const MODERATED: u64 = 8192;
-/// What each duration of `--run_infinitely` is without `-D`.
+/// Duration of each report of `--run_infinitely` without `-D`.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
-/// What a command line asks for.
+/// What a command line requests.
 #[derive(Debug)]
 pub(crate) enum Request {
     /// `--help`.
@@ -34,7 +35,7 @@ pub(crate) enum Request {
     Test(Box<Settings>),
 }
 
-/// What was given; what was not has its default later.
+/// The options given; the others get their defaults later.
 #[derive(Default)]
 struct Raw {
     host: Option<String>,
@@ -104,12 +105,12 @@ struct Raw {
     json_file: Option<PathBuf>,
 }
 
-/// Understands a command line.
+/// Interprets a command line.
 ///
 /// # Errors
-/// [`Failure::Usage`] names the option that cannot be met, and what to do.
+/// [`Failure::Usage`] names the option that cannot be met, with advice.
 pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
-    // As the C tools do, whatever else is there.
+    // As in the C tools, these win over all other options.
     for given in &line.options {
         match given.flag.long {
             "help" => return Ok(Request::Help),
@@ -133,7 +134,7 @@ pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
     settle(raw, tool).map(|settings| Request::Test(Box::new(settings)))
 }
 
-/// Reads one option.
+/// Applies one option.
 fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
     match given.flag.long {
         "all" => raw.all = true,
@@ -206,7 +207,7 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "latency_gap" => raw.gap = Some(number(given, 0..=u64::from(u32::MAX))?),
         "mr_per_qp" => raw.region_per_qp = true,
         "output" => raw.only = Some(only(given, tool)?),
-        // What it asks for is what is done.
+        // The default here anyway.
         "use_old_post_send" => {}
         "perform_warm_up" => raw.warm_up = true,
         "flow_label" => raw.flow_label = Some(number(given, 0..=0xf_ffff)?),
@@ -248,7 +249,7 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A whole number of a range.
+/// A whole number within a range.
 fn number<T>(given: &Given, range: RangeInclusive<T>) -> Result<T, Failure>
 where
     T: FromStr + PartialOrd + std::fmt::Display,
@@ -410,7 +411,7 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
     }
 }
 
-/// Fills in what was not given, as the C tools do.
+/// Fills in the defaults, as the C tools do.
 fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
     let bw = tool.kind == Kind::Bw;
     let length = length(&raw, tool)?;
@@ -428,7 +429,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
     let transport = raw.transport.unwrap_or(Transport::Rc);
     let rx_depth = match (raw.rx_depth, transport, iterations) {
         (Some(depth), ..) => at_most_all(depth),
-        // What no receive waits for is lost: as many as there are messages.
+        // A datagram without a posted receive is lost, so there are as many receives as messages.
         (None, Transport::Ud, Some(iterations)) => iterations.min(*DEPTH.end()),
         (None, ..) => at_most_all(recv_post_list.max(512)),
     };
@@ -523,7 +524,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         }),
         region_per_qp: raw.region_per_qp,
         huge_pages: raw.huge_pages,
-        // The last byte of a message is what a WRITE latency test waits for: it must come last.
+        // A WRITE latency test polls the last byte of a message, which must be written last.
         relaxed_ordering: !raw.strict_ordering && (tool.verb != Verb::Write || bw),
         warm_up: raw.warm_up,
         rate,
@@ -578,7 +579,7 @@ fn length(raw: &Raw, tool: Tool) -> Result<Length, Failure> {
     })
 }
 
-/// Whether lists fit in queues and divide what is sent.
+/// Whether post lists fit in the queues and divide the number of messages.
 fn lists(raw: &Raw, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
     for (flag, list, queue, depth) in [
         ("-l", raw.post_list, "-t", tx_depth),

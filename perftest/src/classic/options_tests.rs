@@ -1,4 +1,4 @@
-//! What command lines come to: the defaults of each tool, and what is refused.
+//! Command lines and their settings: the defaults of each tool, and what is refused.
 
 use std::time::Duration;
 
@@ -57,7 +57,8 @@ fn defaults_are_the_c_tools() {
     }
 }
 
-/// What stock prints in its header for these lines: TX depth, RX depth, CQ moderation.
+/// What the C tools print in their header for these command lines: TX depth, RX depth, CQ
+/// moderation.
 #[test]
 fn depths_follow_from_each_other_as_in_the_c_tools() {
     for (line, tx, rx, cq_mod) in [
@@ -275,7 +276,7 @@ fn help_and_version_win() {
     assert!(matches!(understand("ib_write_bw a b -V"), Ok(Request::Version)));
 }
 
-/// An option that is taken but read nowhere would be one that silently does nothing.
+/// An option that is accepted but read nowhere would silently do nothing.
 #[test]
 fn every_option_that_is_taken_is_read() {
     for flag in FLAGS.iter().filter(|flag| !matches!(flag.ours, Ours::Refused(_))) {
@@ -287,7 +288,8 @@ fn every_option_that_is_taken_is_read() {
             }],
             operands: Vec::new(),
         };
-        // No option takes this value, and one without a value changes something, or is one of the three that need not.
+        // No option accepts this value. One without a value changes some setting, or is one of
+        // those that need not.
         let outcome = options::understand(tool, given("\u{1}"));
         let known = ["use_old_post_send", "help", "version", "CPU-freq", "com_rdma_cm"].contains(&flag.long);
         match (flag.value, outcome) {

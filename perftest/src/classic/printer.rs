@@ -1,7 +1,10 @@
-//! Prints a run as it goes: what the C tools print, on stdout, and at the end a report in JSON and whether limits were kept.
+//! Prints a run as it goes: the C tools' layout on stdout, and at the end a JSON report and whether
+//! limits were met.
 //!
-//! The loops call this and know nothing of columns: [`Printer::waiting`] while a server waits, [`Printer::header`] when the ends have agreed, [`Printer::addresses`] when they are connected,
-//! [`Printer::heads`] before the first figures, then [`Printer::rates`] or [`Printer::latencies`] for each size, and [`Printer::finish`], also where Ctrl-C ended the test: what was measured is kept.
+//! The order of calls: [`Printer::waiting`] while a server waits, [`Printer::header`] when the ends
+//! have agreed on the parameters, [`Printer::addresses`] when they are connected,
+//! [`Printer::column_heads`] before the first row, [`Printer::rates`] or [`Printer::latencies`] for
+//! each size, and [`Printer::finish`], also after Ctrl-C.
 
 use super::json;
 use super::layout::{self, Address, Header, Latencies, Rates, Side};
@@ -10,30 +13,29 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::report::print_line;
 
-/// Both directions of a bidirectional test by themselves.
+/// Both directions of a bidirectional test.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Directions {
     /// What this end sent.
     pub(crate) local: Rates,
-    /// What the other end sent.
+    /// What the peer sent.
     pub(crate) remote: Rates,
 }
 
-/// One line of results, of either kind, with this end's CPU use.
+/// A row of results, with this end's CPU use.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Line {
     /// Of a bandwidth test.
     Rates {
         /// Both directions together.
         total: Rates,
-        /// Each by itself, where there are two.
+        /// Each direction, in a bidirectional test.
         apart: Option<Directions>,
         /// CPU use of this end in percent of one core.
         cpu_percent: f64,
     },
     /// Of a latency test.
     Latencies {
-        /// The figures.
         figures: Latencies,
         /// CPU use of this end in percent of one core.
         cpu_percent: f64,
@@ -44,7 +46,7 @@ pub(crate) enum Line {
 #[derive(Debug)]
 pub(crate) struct Printer<'a> {
     settings: &'a Settings,
-    /// The report to be.
+    /// The file of the JSON report.
     report: Option<Output>,
     header: Option<Header>,
     lines: Vec<Line>,
@@ -53,10 +55,8 @@ pub(crate) struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    /// A run of which nothing is printed yet.
-    ///
     /// # Errors
-    /// [`Failure::Test`] where there is no place for the report that is asked for.
+    /// [`Failure::Test`] where the report file cannot be created.
     pub(crate) fn new(settings: &'a Settings) -> Result<Printer<'a>, Failure> {
         let report = settings.output.json.as_deref().map(Output::begin).transpose()?;
         Ok(Printer {
@@ -69,12 +69,13 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// Says how fast the clock of `-C` counts.
+    /// Sets the rate of the clock, for `-C`.
     pub(crate) fn set_cycles_per_ns(&mut self, cycles_per_ns: f64) {
         self.cycles_per_ns = cycles_per_ns;
     }
 
-    /// Says what goes before the header, after this end listens and before it accepts: what `-l` means for completions, and that this end waits, where it does.
+    /// Prints what precedes the header, after this end listens and before it accepts: the notice of
+    /// `-l`, and that this end waits.
     ///
     /// # Errors
     /// As [`print_line`]; so do all that print.
@@ -82,7 +83,7 @@ impl<'a> Printer<'a> {
         if self.settings.list_moderates {
             self.say(&layout::post_list_notice())?;
         }
-        // With --reversed the C tools' client says so.
+        // With --reversed the C tools' client prints it.
         if self.settings.receives() {
             self.say(&layout::waiting())
         } else {
@@ -90,7 +91,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// Prints that a server waits for the queue pairs of the test, which the connection manager connects.
+    /// Prints that a server waits for the queue pairs of the test (`-R`).
     ///
     /// # Errors
     /// As [`print_line`].
@@ -98,7 +99,7 @@ impl<'a> Printer<'a> {
         self.say(&layout::waiting_for_queue_pairs())
     }
 
-    /// Prints what is tested.
+    /// Prints the header.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -108,7 +109,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Prints where both ends' queue pairs are.
+    /// Prints the addresses of both ends' queue pairs.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -121,7 +122,7 @@ impl<'a> Printer<'a> {
         self.say(layout::RULE)
     }
 
-    /// Prints the heads of the columns, where this end has figures. (The passive end of READs and atomics has none for latency.)
+    /// Prints the column heads. The passive end of READs and atomics prints none for latency.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -130,7 +131,7 @@ impl<'a> Printer<'a> {
         self.say(&layout::heads(self.settings))
     }
 
-    /// Prints a line of bandwidth.
+    /// Prints a row of bandwidth.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -149,7 +150,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// Prints a line of latency, and before it every sample where `-H` or `-U` asks for them.
+    /// Prints a row of latency, and with `-H` or `-U` every sample before it.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -166,7 +167,7 @@ impl<'a> Printer<'a> {
         }
         if let Some(samples) = samples_ns {
             self.say(&layout::samples(output, samples, self.cycles_per_ns))?;
-            // The heads are repeated, because thousands of lines may lie between.
+            // The column heads are repeated, because thousands of lines may lie between.
             self.say(&format!("{}\n{}", layout::RULE, layout::heads(self.settings)))?;
         }
         self.say(&layout::latencies(
@@ -177,10 +178,11 @@ impl<'a> Printer<'a> {
         ))
     }
 
-    /// Ends the run: the last rule, both directions by themselves, the report in JSON, the limits of `-w` and `-y`.
+    /// Ends the run: the last rule, both directions, the JSON report, the limits of `-w` and `-y`.
     ///
     /// # Errors
-    /// [`Failure::Test`] where a limit was not kept or the report cannot be written; as [`print_line`].
+    /// [`Failure::Test`] where a limit was missed or the report cannot be written; as
+    /// [`print_line`].
     pub(crate) fn finish(self) -> Result<(), Failure> {
         let settings = self.settings;
         if self.headed {
@@ -212,7 +214,7 @@ impl<'a> Printer<'a> {
         limits
     }
 
-    /// Whether every size kept what `-w` and `-y` ask for.
+    /// Whether every size met the limits of `-w` and `-y`.
     fn check_limits(&self) -> Result<(), Failure> {
         let (settings, output) = (self.settings, &self.settings.output);
         for line in &self.lines {
@@ -222,7 +224,7 @@ impl<'a> Printer<'a> {
                 total.messages_per_s / 1e6,
             );
             let below = |name: &str, limit: Option<f64>, value: f64, unit: &str| match limit {
-                // Not `value < limit`: what is no number is no success.
+                // Not `value < limit`: NaN is a miss.
                 Some(limit) if value < limit || value.is_nan() => Err(Failure::test(format!(
                     "{name} of {} B messages is {value:.6} {unit}, below the limit of {limit} {unit}",
                     total.bytes
@@ -236,7 +238,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Prints lines, unless one figure is all that was asked for.
+    /// Prints lines, unless `--output` restricts the output to one value.
     fn say(&self, text: &str) -> Result<(), Failure> {
         match self.settings.output.only {
             Some(_) => Ok(()),

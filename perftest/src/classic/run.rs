@@ -60,7 +60,7 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
     }
 }
 
-/// Opens the device that `-d` names, or the first one whose port is up, or the userspace one.
+/// Opens the device of `-d`, or the first one whose port is active, or the userspace one.
 fn open(settings: &Settings) -> Result<Device, Failure> {
     let names: Vec<String> = settings.device.iter().cloned().collect();
     let devices = device::open_all(&names, &SoftArgs::default(), 0, Reach::Elsewhere)?;
@@ -70,7 +70,7 @@ fn open(settings: &Settings) -> Result<Device, Failure> {
         .ok_or_else(|| Failure::usage("there is no RDMA device: see doorbell devices"))
 }
 
-/// The GPU that messages lie in.
+/// The GPU of `--use_cuda`.
 fn gpu(cuda: &Cuda, device: &Device) -> Result<Gpu, Failure> {
     let flag = match &cuda.gpu {
         Which::Number(number) => format!("--use_cuda {number}"),
@@ -80,7 +80,7 @@ fn gpu(cuda: &Cuda, device: &Device) -> Result<Gpu, Failure> {
     Gpu::choose(&flag, &cuda.gpu, forced, &device.context)
 }
 
-/// Checks the settings against the port, and shortens what datagrams cannot carry.
+/// Checks the settings against the port, and shortens messages to what a datagram carries.
 fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
     let name = device.context.name();
     let port = device.context.port(settings.device_port).map_err(|e| {
@@ -122,7 +122,7 @@ fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What casts doubt on figures that are taken here.
+/// The warnings of the conditions under which this test measures.
 fn warnings(settings: &Settings, device: &Device) -> Vec<Warning> {
     let subject = Subject {
         gid_index: settings.gid_index.map(u32::from),

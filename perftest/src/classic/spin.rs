@@ -1,27 +1,30 @@
-//! What a loop does that has found nothing: it looks again, as the C tools do, and now and then lets others have its core.
+//! Busy-polling with a rare `sched_yield`.
 //!
-//! They never do. Where a core is all that both ends and their devices have, whoever waits there holds up what it waits for, for as long as the scheduler lets it: milliseconds a message. But whoever makes way
-//! at every turn measures something else than they do wherever others always have something to run, as a kernel has that does a device's work in software.
+//! The C tools never yield. On a core shared by both ends and their devices, a polling end holds up
+//! the thread it waits for until the scheduler preempts it: milliseconds a message. Yielding at
+//! every poll would distort results wherever other threads are always runnable, such as a kernel
+//! thread that is a software device.
 
-// No PAUSE either: it lasts 140 cycles on some processors and ends a block of translated code in an emulator, which would be in every figure.
+// No PAUSE either: it takes 140 cycles on some processors and ends a block of translated code in an
+// emulator, which would be in every result.
 
-/// Turns after which a core is offered to others: some microseconds, of which a short round trip takes less.
+/// Polls before a yield: some microseconds, longer than a short round trip.
 const TURNS: u32 = 256;
 
-/// The waiting of a loop.
+/// Counts the idle polls of a loop.
 #[derive(Debug, Default)]
 pub(super) struct Spin {
     idle: u32,
 }
 
 impl Spin {
-    /// Something was found.
+    /// A poll that found something.
     #[inline]
     pub(super) fn found(&mut self) {
         self.idle = 0;
     }
 
-    /// Nothing was found.
+    /// A poll that found nothing.
     #[inline]
     pub(super) fn nothing(&mut self) {
         if self.idle < TURNS {

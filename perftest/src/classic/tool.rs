@@ -1,40 +1,32 @@
-//! The names, and what each stands for.
+//! The names of the tools.
 
 use std::path::Path;
 
-/// What a tool does over and over.
+/// The operation that a tool measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verb {
-    /// RDMA WRITE.
     Write,
-    /// RDMA READ.
     Read,
-    /// SEND.
     Send,
     /// Fetch-and-add, or compare-and-swap.
     Atomic,
 }
 
-/// What a tool measures.
+/// Bandwidth or latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Bandwidth.
     Bw,
-    /// Latency.
     Lat,
 }
 
-/// One of the eight.
+/// One of the eight tools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tool {
-    /// What it does.
     pub(crate) verb: Verb,
-    /// What it measures.
     pub(crate) kind: Kind,
 }
 
 impl Tool {
-    /// All of them.
     pub(crate) const ALL: [Tool; 8] = {
         const fn tool(verb: Verb, kind: Kind) -> Tool {
             Tool { verb, kind }
@@ -51,7 +43,7 @@ impl Tool {
         ]
     };
 
-    /// The name that people know it by.
+    /// The program name.
     pub(crate) fn name(self) -> &'static str {
         match (self.verb, self.kind) {
             (Verb::Write, Kind::Bw) => "ib_write_bw",
@@ -65,7 +57,7 @@ impl Tool {
         }
     }
 
-    /// The tool that a program of this path is called as, if it is one.
+    /// The tool of a program path, by its last component.
     pub(crate) fn called(program: &Path) -> Option<Tool> {
         let name = program.file_name()?.to_str()?;
         Tool::ALL.into_iter().find(|tool| tool.name() == name)

@@ -1,7 +1,10 @@
-//! The loop of every bandwidth test: fills the send queues, takes what has completed, gives back what was received, until all is sent and received or the time is over.
+//! The loop of every bandwidth test: fills the send queues, polls completions and reposts receives
+//! until all messages are sent and received or the time is over.
 //!
-//! Nothing in it allocates, formats or makes a system call of its own; the clock is read when a timeline wants a record, and in timed and paced tests once per turn. A completion is asked for once in
-//! [`Pace::signal_every`] requests, and so often that a lane too full for another list always has one on its way.
+//! It never allocates, formats or makes a system call of its own. It reads the clock when a
+//! timeline wants a record, and in timed or rate-limited tests once per iteration. Selective
+//! signaling: one request in [`PostParams::signal_every`] is signaled, often enough that a queue
+//! pair too full for another post list always has a completion in flight.
 
 use std::time::Duration;
 
@@ -16,34 +19,34 @@ use super::flow::{Arrivals, Flow};
 use crate::failure::Failure;
 use crate::stats::{Bandwidth, Clock, CpuMeter, Timeline};
 
-/// How long what is in flight when the time is over may take to come back; nothing is measured by then.
+/// Time limit for requests in flight when the test time is over; nothing is measured by then.
 const DRAIN_NS: u64 = 200_000_000;
-/// How long messages that may be lost are waited for, once nothing comes any more.
+/// How long to wait for messages that may be lost, once nothing arrives any more.
 const MISSING_NS: u64 = 2_000_000_000;
-/// How long a wait for an event may be before the connection is looked at.
+/// Longest wait for a completion event before the control connection is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a size came to.
+/// The result of one message size.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What this end sent (or read, or counted).
+    /// What this end sent, read or did atomics on.
     pub(super) sent: Option<Bandwidth>,
     /// What arrived here.
     pub(super) received: Option<Bandwidth>,
-    /// Messages of the whole size, warm-up and margins not counted, of either direction.
+    /// Messages of this size in either direction, without warm-up and margins.
     pub(super) iterations: u64,
-    /// The processor time of this process while it measured.
+    /// CPU time of this process during the measurement.
     pub(super) cpu: CpuMeter,
 }
 
-/// How a lane is filled.
+/// How a send queue is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pace {
-    /// Requests in flight at most.
+    /// tx depth: the most requests in flight.
     depth: u32,
-    /// Requests per list.
+    /// Requests per post list.
     list: u32,
-    /// A completion is asked for once in so many requests.
+    /// cq_mod: one request in so many is signaled.
     signal_every: u32,
 }
 
@@ -63,7 +66,7 @@ impl Pace {
     }
 }
 
-/// What a lane has sent.
+/// What one queue pair has sent.
 #[derive(Debug, Default)]
 struct Sent {
     posted: u64,
@@ -73,14 +76,14 @@ struct Sent {
     unsignalled: u32,
 }
 
-/// The messages that a rate allows (`--rate_limit`): bursts at even distances.
+/// The rate limiter of `--rate_limit`: bursts at even intervals.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Allowance {
     /// ns from one burst to the next.
     interval_ns: f64,
     burst: u64,
     from_ns: u64,
-    /// Messages that had been posted before.
+    /// Messages posted before the limiter started.
     base: u64,
 }
 
@@ -100,7 +103,7 @@ impl Allowance {
         }
     }
 
-    /// Messages that may have been posted by now.
+    /// Messages that may have been posted at `now_ns`.
     fn by(&self, now_ns: u64) -> u64 {
         let bursts = (now_ns.saturating_sub(self.from_ns) as f64 / self.interval_ns) as u64;
         bursts
@@ -110,7 +113,7 @@ impl Allowance {
     }
 }
 
-/// One size of a test under way.
+/// One message size of a running test.
 pub(super) struct Drive<'a, T: Service, F> {
     settings: &'a Settings,
     station: &'a mut Station<T>,
@@ -118,42 +121,43 @@ pub(super) struct Drive<'a, T: Service, F> {
     watch: Watch<'a>,
     bytes: u64,
     pace: Pace,
-    /// What messages have in them that travel inline.
+    /// The payload of messages sent inline.
     inline: Option<Vec<u8>>,
-    /// One for each lane, or none where this end does not send.
+    /// One per queue pair; none where this end does not send.
     flows: Vec<F>,
     sent: Vec<Sent>,
-    /// One for each lane, or one for all that share, or none where nothing arrives here.
+    /// One per queue pair, or one for all with a shared receive queue, or none where nothing
+    /// arrives here.
     arrivals: &'a mut [Arrivals],
     done: u64,
     posted: u64,
     allowed: u64,
     received: u64,
     spin: Spin,
-    /// Since when the other end is done, or nothing has come any more, while messages are missing.
+    /// Since when the peer is done, or nothing arrives any more, while messages are missing.
     quiet_since: Option<u64>,
 }
 
-/// What one turn of the loop has found.
+/// What one iteration of the loop found.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     /// Nothing has completed.
     idle: bool,
-    /// The other end has come to its next message.
+    /// The peer has sent its next control message.
     said: bool,
 }
 
-/// What is measured meanwhile.
+/// What is measured.
 struct Measures {
     sent: Timeline,
     received: Timeline,
-    /// Messages sent before.
+    /// Messages sent before the measurement.
     base: u64,
     cpu: CpuMeter,
 }
 
 impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
-    /// Makes what a size needs.
+    /// Allocates what one size needs.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is too little memory, or the device refuses.
@@ -179,7 +183,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
                 .take(flows.len())
                 .map(|lane| {
                     let posted = lane.qp.next_send();
-                    // What the round before has left in flight without a completion of its own still takes its place.
+                    // Unsignaled requests of the previous size still hold their send queue slots.
                     let left = u64::from(pace.depth).saturating_sub(lane.qp.send_room().into());
                     Sent {
                         posted,
@@ -206,10 +210,11 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         })
     }
 
-    /// Goes on until the size is done. What was measured is in `outcome` even when it ends early.
+    /// Runs until the size is done. What was measured is in `outcome` even when it ends early.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Test`] and [`Failure::Lost`] when a request failed or the other end is gone.
+    /// [`Failure::Interrupted`]; [`Failure::Test`] and [`Failure::Lost`] when a request failed or
+    /// the peer is gone.
     pub(super) fn run(&mut self, outcome: &mut Outcome) -> Result<(), Failure> {
         if self.settings.warm_up && self.settings.tool.verb != Verb::Send {
             self.warm_up()?;
@@ -217,7 +222,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         let in_flight = u64::from(self.pace.depth) * self.flows.len().max(1) as u64;
         let mut measures = Measures {
             sent: Timeline::new(in_flight),
-            // Up to a poll's worth of messages is seen at once where they arrive.
+            // The receiver sees up to one poll's worth of messages at once.
             received: Timeline::new(u64::from(self.settings.rx_depth).min(in_flight)),
             base: self.done,
             cpu: CpuMeter::default(),
@@ -244,7 +249,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         result
     }
 
-    /// A window of messages on each lane, to the last.
+    /// Warm-up: one window of messages on each queue pair, all completed.
     fn warm_up(&mut self) -> Result<(), Failure> {
         let window = u64::from(self.pace.depth);
         self.raise(window);
@@ -255,7 +260,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         Ok(())
     }
 
-    /// So many messages more on each lane.
+    /// Allows so many more messages on each queue pair.
     fn raise(&mut self, messages: u64) {
         for sent in &mut self.sent {
             sent.limit = sent.posted.saturating_add(messages);
@@ -299,15 +304,16 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         result
     }
 
-    /// For some time each way, of which `margin` at each end does not count.
+    /// A duration each way, of which `margin` at each end does not count.
     fn time(&mut self, duration: u64, margin: u64, measures: &mut Measures) -> Result<(), Failure> {
         let start = self.clock.now();
         self.raise(u64::MAX);
         let rate = self.pacing(start);
         let sends = !self.flows.is_empty();
-        // Who only receives counts from when the first message comes, and until the other end is done.
+        // An end that only receives counts from its first message, and until the peer is done.
         let mut began = sends.then_some(start);
-        // The first requests take their time too, and all of theirs where posting is what moves the data.
+        // Posting the first requests counts as well, since posting is what moves the data on some
+        // devices.
         let mut measuring = sends && margin == 0;
         let mut measured = false;
         if measuring {
@@ -356,7 +362,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         Ok(())
     }
 
-    /// From now on it counts.
+    /// Starts the measurement.
     fn begin(&self, measures: &mut Measures, now: u64) {
         measures.base = self.done;
         measures.cpu.start();
@@ -364,7 +370,8 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         measures.received.start(now, self.received);
     }
 
-    /// Takes what is still in flight, as far as it comes back: nothing of it counts any more, so that it does not matter whether the other end still takes it.
+    /// Polls for what is still in flight, up to [`DRAIN_TIMEOUT_NS`]. None of it counts, so a
+    /// failure does not matter.
     fn drain(&mut self) {
         for sent in &mut self.sent {
             sent.limit = sent.posted;
@@ -383,7 +390,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         Some(Allowance::new(rate, self.bytes, now_ns, self.posted))
     }
 
-    /// Allows what the rate does by now.
+    /// Updates the number of messages that the rate limit allows by now.
     #[inline]
     fn pay(&mut self, rate: Option<&Allowance>) {
         if let Some(rate) = rate {
@@ -391,10 +398,11 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         }
     }
 
-    /// Whether messages that have not come by now will not come any more: this end has sent all of its own, and for a while there was nothing.
+    /// Whether missing messages are given up: this end has sent all of its own, and nothing has
+    /// arrived for [`MISSING_TIMEOUT_NS`].
     #[cold]
     fn is_quiet(&mut self, said: bool) -> bool {
-        // A reliable connection keeps what is on its way, for as long as the other end is not done.
+        // A reliable connection delivers what is in flight as long as the peer is not done.
         let waits = said || (self.settings.transport != Transport::Rc && (self.received > 0 || !self.flows.is_empty()));
         if !waits {
             return false;
@@ -404,11 +412,11 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         now.saturating_sub(since) >= MISSING_NS
     }
 
-    /// What missing messages mean.
+    /// The result when messages are missing.
     #[cold]
     fn missing(&self, expected: u64) -> Result<(), Failure> {
         if self.settings.transport != Transport::Rc && self.received > 0 {
-            // They may be lost: what came is what counts.
+            // An unreliable transport may lose messages: only those that arrived count.
             return Ok(());
         }
         Err(Failure::test(format!(
@@ -417,7 +425,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         )))
     }
 
-    /// Fills the lanes, takes what has completed, and looks around.
+    /// Fills the send queues, polls completions and the control connection.
     #[inline]
     fn turn(&mut self) -> Result<Turn, Failure> {
         self.fill()?;
@@ -433,7 +441,7 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         Ok(Turn { idle, said })
     }
 
-    /// Posts lists as long as there is room for them.
+    /// Posts lists until the send queues are full.
     #[inline]
     fn fill(&mut self) -> Result<(), Failure> {
         let Pace {
@@ -474,11 +482,11 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
         Ok(())
     }
 
-    /// Takes what has completed, and posts again what was received into.
+    /// Polls the completion queue, reclaims buffers and reposts receives.
     #[inline]
     fn take(&mut self) -> Result<(), Failure> {
         let Station { cq, lanes, shared, .. } = &mut *self.station;
-        // With a rate there may be something to do without a completion.
+        // With a rate limit there may be something to post without a completion.
         let sleeps = self.settings.events && self.settings.rate.is_none();
         let completions = if sleeps {
             cq.wait(LOOK).map_err(refused)?
@@ -495,14 +503,14 @@ impl<'a, T: Service, F: Flow<T>> Drive<'a, T, F> {
             }
             if completion.queue() == Queue::Receive {
                 self.received += 1;
-                // Where lanes share their receives there is one of these for all.
+                // Queue pairs with a shared receive queue share one receiver.
                 let last = self.arrivals.len().saturating_sub(1);
                 if let Some(arrivals) = self.arrivals.get_mut(index.min(last)) {
                     arrivals.retire(completion);
                 }
             } else if let (Some(flow), Some(sent)) = (self.flows.get_mut(index), self.sent.get_mut(index)) {
                 let retired = completion.sequence() + 1;
-                // What a size before left behind is not this one's.
+                // A completion of the previous size does not count here.
                 if retired > sent.retired {
                     self.done += retired - sent.retired;
                     sent.retired = retired;

@@ -1,4 +1,5 @@
-//! What each operation does on one lane: staging a request, and taking back what its completion returns.
+//! What each operation does on one queue pair: staging a work request, and reclaiming its buffer on
+//! completion.
 
 use doorbell_verbs::{
     Atomic as MayCount, Batch, Buffer, Completion, Connected, Frozen, Kind, Local, Read as MayRead, Reliable, Remote,
@@ -10,15 +11,16 @@ use super::super::station::{Cycle, Lane, Service, Station, allocate, frozen, ref
 use crate::failure::Failure;
 use crate::run::gpu::{Content, Pool};
 
-/// The sending end's part of an operation, on one lane, at one size.
+/// The requester's part of an operation, on one queue pair and for one message size.
 pub(super) trait Flow<T: Service>: Sized {
-    /// For messages of `bytes` on the lane of that index, up to `window` at once.
+    /// For messages of `bytes` on the queue pair with this index, up to `window` in flight.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is too little memory, or the device refuses.
     fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure>;
 
-    /// Adds message `index` to a list, or what `inline` has instead of memory. There is a buffer for it: no more than the window are in flight.
+    /// Adds message `index` to a post list, with the payload `inline` if that is given. A buffer is
+    /// always free, since at most `window` messages are in flight.
     fn stage<'d>(
         &mut self,
         batch: &mut Batch<'_, 'd, T>,
@@ -28,16 +30,16 @@ pub(super) trait Flow<T: Service>: Sized {
         signal: bool,
     );
 
-    /// Takes a completed request's buffer back.
+    /// Reclaims the buffer of a completed request.
     fn retire(&mut self, done: Completion<'_>);
 
-    /// What a GPU has refused, once, where messages lie in its memory.
+    /// The first error of the GPU, once, where messages lie in its memory.
     fn failed(&mut self) -> Option<Failure> {
         None
     }
 }
 
-/// Memory that no request has just now: the host's, or a GPU's.
+/// Buffers that no request uses: in host memory, or in a GPU's.
 #[derive(Debug)]
 enum Idle<K: Kind> {
     Host(Vec<Buffer<K>>),
@@ -54,7 +56,7 @@ impl<K: Kind> Idle<K> {
 }
 
 impl Idle<Frozen> {
-    /// Takes back what was sent.
+    /// Reclaims a buffer that was sent.
     #[inline]
     fn sent(&mut self, mut done: Completion<'_>) {
         match self {
@@ -65,7 +67,7 @@ impl Idle<Frozen> {
 }
 
 impl Idle<Scratch> {
-    /// Takes back what something has come into.
+    /// Reclaims a buffer that was received or read into.
     #[inline]
     fn filled(&mut self, mut done: Completion<'_>) {
         match self {
@@ -75,7 +77,7 @@ impl Idle<Scratch> {
     }
 }
 
-/// Handles to what is sent, as many as may be in flight; none where messages travel inline.
+/// Buffers to send from, as many as may be in flight; none where messages are sent inline.
 fn sources<T: Service>(
     settings: &Settings,
     station: &Station<T>,
@@ -91,7 +93,6 @@ fn sources<T: Service>(
     frozen(settings, &station.pd, cycle, window as usize).map(Idle::Host)
 }
 
-/// RDMA WRITE.
 #[derive(Debug)]
 pub(super) struct Writes {
     free: Idle<Frozen>,
@@ -149,7 +150,6 @@ impl<T: Service + Connected> Flow<T> for Writes {
     }
 }
 
-/// SEND.
 #[derive(Debug)]
 pub(super) struct Sends {
     free: Idle<Frozen>,
@@ -198,7 +198,6 @@ impl<T: Service> Flow<T> for Sends {
     }
 }
 
-/// RDMA READ.
 #[derive(Debug)]
 pub(super) struct Reads {
     free: Idle<Scratch>,
@@ -248,7 +247,8 @@ impl<T: Service + Reliable> Flow<T> for Reads {
     }
 }
 
-/// Atomics: all of a lane on one word at a time, which moves on as messages do.
+/// Atomics: all requests of a queue pair in flight target one word after the other, as the cycle
+/// buffer goes.
 #[derive(Debug)]
 pub(super) struct Counts {
     free: Vec<Word>,
@@ -300,17 +300,17 @@ impl<T: Service + Reliable> Flow<T> for Counts {
     }
 }
 
-/// A lane that messages arrive on: what they are received into.
+/// The responder's receives on one queue pair or on the shared receive queue.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// What is not posted just now.
+    /// Buffers that are not posted.
     free: Idle<Scratch>,
-    /// Receives that are posted with one call.
+    /// Receives posted with one call.
     list: usize,
 }
 
 impl Arrivals {
-    /// Buffers for messages of `bytes`, as many as may be posted at once.
+    /// Buffers for `count` messages of `bytes`.
     ///
     /// # Errors
     /// As [`scratch`].
@@ -336,18 +336,18 @@ impl Arrivals {
         })
     }
 
-    /// Takes a message's buffer back.
+    /// Reclaims the buffer of a received message.
     #[inline]
     pub(super) fn retire(&mut self, done: Completion<'_>) {
         self.free.filled(done);
     }
 
-    /// What a GPU has refused, once, where messages are received into its memory.
+    /// The first error of the GPU, once, where messages are received into its memory.
     pub(super) fn failed(&mut self) -> Option<Failure> {
         self.free.failed()
     }
 
-    /// Posts what is free, where there is enough of it for a list.
+    /// Posts the free buffers in whole lists.
     ///
     /// # Errors
     /// [`Failure::Test`] when the device refuses.

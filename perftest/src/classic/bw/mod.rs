@@ -1,7 +1,10 @@
-//! Bandwidth, as the C tools measure it with each other: `flow` is what each operation does, `drive` the loop, and here the order of it all, which is the conversation's.
+//! Bandwidth tests, wire-compatible with the C tools: `requester` is what each operation posts,
+//! `test_loop` the measuring loop; this module is the order of the test.
 //!
-//! Which barriers there are depends on the test; docs/CLASSIC.md has the whole table. In short: before each size where both ends work (SEND, and both directions), and behind the last, or behind each
-//! where a C tool has it. Then, where an end has measured what the other has not, results; then goodbye.
+//! Which barriers there are depends on the test; docs/CLASSIC.md has the table. In short: before
+//! each size where both ends work (SEND, and bidirectional tests), and after the last, or after
+//! each where a C tool has it. Then the reports are exchanged, where one end has measured what the
+//! other has not, and the control connection closes.
 
 mod drive;
 mod flow;
@@ -22,10 +25,11 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Bandwidth, Clock, ClockChoice};
 
-/// Runs a bandwidth test, and prints it.
+/// Runs a bandwidth test and prints it.
 ///
 /// # Errors
-/// [`Failure::Interrupted`], when what was measured until then is printed; [`Failure::Usage`] when it is a test that there is not; [`Failure::Test`] and [`Failure::Lost`] when it failed.
+/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
 pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
     let shared = settings.shared_receive;
     match (settings.tool.verb, settings.transport) {
@@ -89,12 +93,12 @@ fn converse<T: Service, F: Flow<T>>(
     Ok(())
 }
 
-/// Whether this end does nothing but lend its memory.
+/// Whether this end only provides its memory.
 fn is_passive(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && settings.receives() && !settings.bidirectional
 }
 
-/// What messages are received into, which stays posted from size to size: as long as the longest.
+/// The receives, as long as the longest message; they stay posted from size to size.
 fn arrivals<T: Service>(settings: &Settings, station: &mut Station<T>) -> Result<Vec<Arrivals>, Failure> {
     if settings.tool.verb != Verb::Send || !(settings.receives() || settings.bidirectional) {
         return Ok(Vec::new());
@@ -126,7 +130,7 @@ struct Course<'a, 'p, T: Service> {
 }
 
 impl<T: Service> Course<'_, '_, T> {
-    /// Runs all sizes. Returns what the last came to.
+    /// Runs all sizes. Returns the report of the last.
     fn sizes<F: Flow<T>>(&mut self) -> Result<Figures, Failure> {
         let settings = self.settings;
         let sends = settings.tool.verb == Verb::Send;
@@ -148,7 +152,7 @@ impl<T: Service> Course<'_, '_, T> {
         Ok(last)
     }
 
-    /// Runs one size, and prints it.
+    /// Runs one size and prints it.
     fn size<F: Flow<T>>(&mut self, bytes: u64) -> Result<Figures, Failure> {
         let settings = self.settings;
         let mut outcome = Outcome::default();
@@ -188,7 +192,8 @@ impl<T: Service> Course<'_, '_, T> {
             self.station.meet_after_test(self.conversation)?;
         }
         let remote = if is_send && settings.is_timed() {
-            // The C tools tell nothing here, so that what came in is what this end has seen of the other's.
+            // The C tools exchange no report here, so the received rate stands for the peer's
+            // direction.
             received.ok_or_else(nothing)?
         } else {
             self.theirs(&ours, bytes)?
@@ -198,7 +203,7 @@ impl<T: Service> Course<'_, '_, T> {
         Ok(ours)
     }
 
-    /// Tells what this end's direction came to. Returns what the other end's did.
+    /// Exchanges the reports of one size. Returns the peer's.
     fn theirs(&mut self, ours: &Figures, bytes: u64) -> Result<Rates, Failure> {
         let theirs = self.conversation.figures(ours)?;
         if !theirs.are_plausible() || theirs.size != bytes {
@@ -210,11 +215,11 @@ impl<T: Service> Course<'_, '_, T> {
         Ok(rates_of(&theirs))
     }
 
-    /// Where one end alone has worked: meets the other behind the last size, and tells it what came out.
+    /// Barrier after the last size of a one-sided test, then exchanges the reports.
     fn tell_at_the_end(&mut self, ours: &Figures) -> Result<(), Failure> {
         self.station.meet_after_test(self.conversation)?;
         let theirs = self.conversation.figures(ours)?;
-        // Of the two one has measured. What the other says is what its memory held.
+        // Only one of the two ends has measured. The other reports what its memory held.
         if is_passive(self.settings) && theirs.are_plausible() && theirs.average > 0.0 {
             self.printer.rates(rates_of(&theirs), None, 0.0)?;
         }
@@ -233,7 +238,7 @@ fn rates(settings: &Settings, bytes: u64, iterations: u64, figures: &Bandwidth) 
     }
 }
 
-/// As this end tells it.
+/// The report that this end sends.
 fn figures(settings: &Settings, rates: &Rates) -> Figures {
     let output: &Output = &settings.output;
     Figures {
@@ -245,7 +250,8 @@ fn figures(settings: &Settings, rates: &Rates) -> Figures {
     }
 }
 
-/// As the other end has told it. Its bandwidth is in whichever unit it prints, so that the message rate, which has but one, says how much that is.
+/// The peer's report. Its bandwidth is in the unit the peer prints; the message rate has only one
+/// unit, so the bandwidth is computed from it.
 fn rates_of(theirs: &Figures) -> Rates {
     let messages_per_s = theirs.rate * 1e6;
     let average_bytes_per_s = messages_per_s * theirs.size as f64;

@@ -1,4 +1,5 @@
-//! `ib_read_lat` and `ib_atomic_lat` at the client: requests that the other end's device answers.
+//! The client of `ib_read_lat` and `ib_atomic_lat`: one-sided requests that the peer's device
+//! completes.
 
 use doorbell_verbs::{Atomic as MayCount, Buffer, Local, Rc, Read, Remote, RemoteWord, Word};
 
@@ -10,35 +11,33 @@ use crate::classic::tool::Verb;
 use crate::failure::Failure;
 use crate::run::gpu::{Content, Pool};
 
-/// Bytes of what an atomic operation works on.
+/// Bytes of the operand of an atomic.
 const WORD: usize = 8;
 
-/// What is asked for, and the memory that the answer comes into while no request has it.
+/// The operation, with the local buffer while no request uses it.
 #[derive(Debug)]
 enum Question {
-    /// Bytes of the other end's memory.
+    /// RDMA READ.
     Read {
-        /// As long as the longest.
+        /// The local buffer, as long as the longest message.
         into: Option<Buffer<Local>>,
-        /// Where they are.
+        /// The remote memory.
         from: Remote<Read>,
-        /// How many.
+        /// Message size.
         bytes: usize,
     },
-    /// The same into a GPU's memory.
+    /// RDMA READ into a GPU's memory.
     GpuRead {
-        /// One message.
+        /// One buffer.
         into: Pool,
-        /// See above.
         from: Remote<Read>,
     },
-    /// An operation on a word of it.
+    /// An atomic on a remote word.
     Atomic {
-        /// The value before comes here.
+        /// Receives the original value.
         into: Option<Word>,
-        /// The word.
+        /// The remote word.
         at: RemoteWord,
-        /// The operation.
         operation: Atomic,
     },
 }
@@ -48,13 +47,13 @@ enum Question {
 pub(super) struct Asks {
     station: Station<Rc>,
     question: Question,
-    /// Whether it sleeps until completions come.
+    /// Whether to sleep on the completion channel instead of polling.
     sleeps: bool,
 }
 
 impl Asks {
     /// # Errors
-    /// [`Failure::Test`] when there is no memory for an answer, or the other end's is none.
+    /// [`Failure::Test`] when there is no memory, or the peer's address is invalid.
     pub(super) fn new(settings: &Settings, station: Station<Rc>) -> Result<Asks, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &station.gpu) {
@@ -96,7 +95,7 @@ impl Asks {
         })
     }
 
-    /// Asks for so many bytes from now on.
+    /// Sets the message size.
     pub(super) fn resize(&mut self, size: usize) {
         if let Question::Read { bytes, .. } = &mut self.question {
             *bytes = size;

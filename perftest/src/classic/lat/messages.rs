@@ -1,4 +1,4 @@
-//! The messages that one end of a ping-pong sends, and what completes of them.
+//! The send buffers of one end of a ping-pong, and its selective signaling.
 
 use doorbell_verbs::{Buffer, Local};
 
@@ -6,28 +6,28 @@ use crate::classic::settings::Settings;
 use crate::classic::station::{Service, Station, allocate, refused, registration};
 use crate::failure::Failure;
 
-/// Messages of which the memory may not have come back yet: the completion of one may be late while its answer is there.
+/// Buffers per end: the completion of a message may arrive after its answer.
 pub(super) const SOURCES: u32 = 8;
-/// A completion is asked for once in so many messages.
+/// One message in so many is signaled.
 const SIGNAL_EVERY: u64 = 4;
-/// Of messages longer than this there are few: they take memory.
+/// Messages longer than this have only [`LARGE_BUFFERS`] buffers, to save memory.
 const LONG: u64 = 1 << 20;
-/// So few.
 const FEW: u32 = 2;
 
-/// Their memory.
+/// The messages that one end sends.
 #[derive(Debug)]
 pub(super) struct Messages {
-    /// Registered: what is not under way.
+    /// Registered buffers that no request uses.
     pub(super) free: Vec<Buffer<Local>>,
-    /// What is sent inline, and so has come back at once; as long as the queue pair takes at most.
+    /// The payload of inline messages, which needs no completion to be reused; as long as the queue
+    /// pair's inline limit.
     pub(super) inline: Vec<u8>,
-    /// How long a message is now.
+    /// Current message size.
     pub(super) bytes: usize,
 }
 
 impl Messages {
-    /// For messages of up to `longest` bytes, those of them that do not travel inline from registered memory.
+    /// For messages of up to `longest` bytes; registered memory only for those too long for inline.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is none.
@@ -48,7 +48,7 @@ impl Messages {
         })
     }
 
-    /// None: they lie elsewhere.
+    /// No buffers: the messages lie elsewhere.
     pub(super) fn none() -> Messages {
         Messages {
             free: Vec::new(),
@@ -57,19 +57,19 @@ impl Messages {
         }
     }
 
-    /// Whether messages travel inline now.
+    /// Whether messages of the current size are sent inline.
     #[inline]
     pub(super) fn are_inline(&self) -> bool {
         self.bytes <= self.inline.len()
     }
 
-    /// Whether there is one to send.
+    /// Whether there is a buffer to send from.
     #[inline]
     pub(super) fn has_one(&self) -> bool {
         self.are_inline() || !self.free.is_empty()
     }
 
-    /// Whether message `index` has to have a completion: often enough, and where its memory is the last there is.
+    /// Whether message `index` is signaled: see [`needs_completion`].
     #[inline]
     pub(super) fn signals(&self, index: u64, last: bool) -> bool {
         let free = if self.are_inline() {
@@ -81,13 +81,14 @@ impl Messages {
     }
 }
 
-/// Whether message `index`, which takes one of `free` buffers, has to have a completion: often enough, and where its memory is the last there is.
+/// Whether message `index`, which takes one of `free` buffers, is signaled: every
+/// [`SIGNAL_EVERY`]th, and whenever it takes the last free buffer.
 #[inline]
 pub(super) fn needs_completion(index: u64, free: usize) -> bool {
     index.is_multiple_of(SIGNAL_EVERY) || free <= 1
 }
 
-/// A few buffers, each of at least `bytes`.
+/// Buffers of at least `bytes` each.
 ///
 /// # Errors
 /// [`Failure::Test`] when there is no memory for them.
@@ -96,7 +97,7 @@ pub(super) fn buffers<T: Service>(
     station: &Station<T>,
     bytes: u64,
 ) -> Result<Vec<Buffer<Local>>, Failure> {
-    // Each begins at a cache line, so that no two have one in common.
+    // Each starts at a cache line, so that no two share one.
     let apart = bytes.checked_next_multiple_of(station.greeting.cache_line.into());
     let count = if bytes > LONG { FEW } else { SOURCES };
     let too_long = || Failure::test(format!("{bytes} B are more than there can be"));

@@ -1,8 +1,10 @@
-//! Latency, as the C tools measure it with each other.
+//! Latency tests, wire-compatible with the C tools.
 //!
-//! `write` and `send` are ends of a ping-pong, which `rally` plays; `ask` is the client of READs and atomics, whose loop is `single`, and whose server does nothing. Every message is timed by
-//! itself (`tally`), so that figures are true percentiles of all of them; `watch` is what loops do while they wait. Here is the order of it all: a barrier before the first size (before each, of
-//! SENDs), and behind the last another and a goodbye, which WRITEs do not have.
+//! `write` and `send` are the ends of a ping-pong, which `pingpong` runs; `one_sided` is the client
+//! of READs and atomics, whose loop is `single` and whose server is passive. Every message is timed
+//! by itself (`recorder`), so percentiles are of all messages; `monitor` polls for time-up, Ctrl-C
+//! and a lost peer while a loop waits. Barriers: one before the first size (before each, for SEND),
+//! one after the last followed by closing, except for WRITE.
 
 mod ask;
 mod messages;
@@ -36,10 +38,11 @@ use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 /// Requests of a round of `--perform_warm_up`.
 const WARM_UP: u32 = 100;
 
-/// Runs a latency test, and prints it.
+/// Runs a latency test and prints it.
 ///
 /// # Errors
-/// [`Failure::Interrupted`], when what was measured until then is printed; [`Failure::Usage`] when it is a test that there is not; [`Failure::Test`] and [`Failure::Lost`] when it failed.
+/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
 pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut printer = Printer::new(settings)?;
     let end = Here {
@@ -70,7 +73,7 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
     }
 }
 
-/// This end, before it has met the other.
+/// This end before it is connected.
 struct Here<'a, 'p> {
     settings: &'a Settings,
     device: &'a Device,
@@ -83,14 +86,14 @@ impl<'a, 'p> Here<'a, 'p> {
         let settings = self.settings;
         let (mut course, station) = self.meet::<T>(1)?;
         let mut racket = write::Writes::new(settings, station)?;
-        // It is the server that begins, unlike with SENDs.
+        // Unlike with SEND, the server sends first.
         let end = if settings.is_server() {
             End::Begins
         } else {
             End::Answers
         };
         course.play(end, &mut racket)?;
-        // The other end may be a moment behind: what it writes last is to find this end's queue pair.
+        // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
         course.conversation.linger();
         Ok(())
     }
@@ -113,7 +116,7 @@ impl<'a, 'p> Here<'a, 'p> {
         let (mut course, station) = self.meet::<Rc>(1)?;
         if settings.is_server() {
             course.conversation.barrier(&course.key)?;
-            // The client reaches into this end's memory until it says that it is done.
+            // The client accesses this end's memory until it reports that it is done.
             course.part()?;
             drop(station);
             return Ok(());
@@ -126,7 +129,7 @@ impl<'a, 'p> Here<'a, 'p> {
         course.part()
     }
 
-    /// Finds the other end, and connects to it.
+    /// Connects to the peer.
     fn meet<T: Service>(self, receive: u32) -> Result<(Course<'a, 'p>, Station<T>), Failure> {
         let settings = self.settings;
         let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
@@ -161,25 +164,25 @@ impl<'a, 'p> Here<'a, 'p> {
 /// A test from its first size to its last.
 struct Course<'a, 'p> {
     settings: &'a Settings,
-    /// What this end says at barriers.
+    /// What this end sends at barriers.
     key: Key,
     conversation: Conversation,
     printer: &'a mut Printer<'p>,
     clock: Clock,
 }
 
-/// What the loop of one size works with.
+/// What the loop of one message size uses.
 struct Size<'a> {
-    /// How long a message is.
+    /// Message size.
     bytes: usize,
     clock: &'a Clock,
-    /// Between an answer and the next message.
+    /// Delay between an answer and the next message.
     gap: Option<Duration>,
-    /// What is measured.
+    /// Receives the samples.
     tally: &'a mut Tally,
-    /// Requests before the clock starts, where the other end does not count them.
+    /// Warm-up requests, where the peer does not count them.
     warm_up: u32,
-    /// Messages that came, or were answered.
+    /// Messages received, or requests completed.
     count: &'a mut u64,
 }
 
@@ -188,7 +191,8 @@ impl Course<'_, '_> {
         self.sizes(|size, watch| rally::play(end, racket, watch, size))
     }
 
-    /// Measures all sizes by `measure`, and prints their lines: where it was interrupted, too, as far as it came.
+    /// Measures all sizes with `measure` and prints their rows, also the partial row of an
+    /// interrupted one.
     fn sizes(
         &mut self,
         mut measure: impl FnMut(Size<'_>, &mut Watch<'_>) -> Result<(), Failure>,
@@ -233,7 +237,7 @@ impl Course<'_, '_> {
         Ok(())
     }
 
-    /// Meets the other end behind the last size, however long it measures, and says goodbye.
+    /// Barrier after the last size, without a deadline, then closes the control connection.
     fn part(mut self) -> Result<(), Failure> {
         self.conversation.barrier_after_test(&self.key)?;
         std::thread::sleep(self.settings.wait_destroy);
@@ -246,7 +250,8 @@ fn figures(settings: &Settings, bytes: u64, count: u64, tally: &Tally) -> Option
     let figures = tally.figures()?;
     Some(Latencies {
         bytes,
-        // Both ends of a ping-pong have measured a trip less; by the clock only what lies between the margins is counted.
+        // Both ends of a ping-pong have measured one trip less; a timed test counts only what lies
+        // between the margins.
         iterations: match settings.length {
             Length::Iterations(_) => count,
             Length::Duration { .. } => figures.count,

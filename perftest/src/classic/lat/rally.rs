@@ -1,7 +1,10 @@
-//! The ping-pong of `ib_write_lat` and `ib_send_lat`: one end sends first, and each answers what has come.
+//! The ping-pong of `ib_write_lat` and `ib_send_lat`: one end sends first, and each answers every
+//! message.
 //!
-//! Both ends know how many messages there are, or for how long: neither says that it has finished. A round trip is the time from a message to the answer; at the end that answers, to the other's
-//! next message. It is entered into the record after the next message has left, so that keeping records does not make the trips longer.
+//! Both ends know the number of messages, or the duration, so neither reports that it has finished.
+//! A round trip is the time from a message to its answer; at the responder, from its answer to the
+//! peer's next message. A sample is recorded after the next message is posted, so that recording
+//! does not lengthen round trips.
 
 use std::time::Duration;
 
@@ -12,50 +15,53 @@ use crate::stats::Clock;
 
 /// A queue pair and its memory, as one end of a ping-pong.
 pub(super) trait Racket {
-    /// Sends messages of so many bytes from now on, more than any so far.
+    /// Sets the message size, which only grows.
     fn resize(&mut self, bytes: usize);
 
-    /// Whether there is room for another message; looks for completions that make some.
+    /// Whether a send queue slot and a buffer are free; polls for completions that free them.
     ///
     /// # Errors
     /// [`Failure::Test`] when a request has failed.
     fn is_ready(&mut self) -> Result<bool, Failure>;
 
-    /// Sends message `index`, the first of which is 1. The last of a size asks for a completion.
+    /// Sends message `index`, counted from 1. The last of a size is signaled.
     ///
     /// # Errors
     /// [`Failure::Test`] when it is refused.
     fn hit(&mut self, index: u64, last: bool) -> Result<(), Failure>;
 
-    /// Looks whether the other end's message `index` has come.
+    /// Polls whether the peer's message `index` has arrived.
     ///
     /// # Errors
     /// As [`is_ready`](Self::is_ready).
     fn has_come(&mut self, index: u64) -> Result<bool, Failure>;
 
-    /// Looks whether all that was sent has left, or on a reliable transport arrived.
+    /// Polls whether all sends have completed: sent, or on a reliable transport acknowledged.
     ///
     /// # Errors
     /// As [`is_ready`](Self::is_ready).
     fn is_settled(&mut self) -> Result<bool, Failure>;
 }
 
-/// Which end this is.
+/// Which end of the ping-pong this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     /// Sends first.
     Begins,
-    /// Sends when something has come.
+    /// Answers each message.
     Answers,
 }
 
-/// One size. What was measured is in its tally even when it fails, and in its count how many messages came.
+/// Runs one size. The recorder holds what was measured and `count` the messages received, even when
+/// it fails.
 ///
 /// # Errors
-/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the device refuses.
+/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
+/// device refuses.
 pub(super) fn play(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Size<'_>) -> Result<(), Failure> {
     match exchange(end, racket, watch, size) {
-        // By the clock each end stops by itself, and neither says so: the one that began sooner is gone while the other's last message is under way.
+        // In a timed test each end stops by itself and sends nothing about it: the end that started
+        // first is gone while the other's last message is in flight.
         Err(failure) if !matches!(failure, Failure::Interrupted) && watch.ends_with_peer() => Ok(()),
         outcome => outcome,
     }
@@ -72,7 +78,9 @@ fn exchange(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Siz
     } = size;
     racket.resize(bytes);
     let total = tally.total();
-    // The time begins with the first message: a C tool may take a quarter of a second from the barrier to its loop, and starts its own clock there. Who has started sooner ends sooner, and leaves it waiting.
+    // The time starts with the first message: a C tool may take 250 ms from the barrier to its
+    // loop, and starts its clock there. The end that starts first ends first, and leaves the other
+    // waiting.
     watch.start(u64::MAX);
     if end == End::Answers {
         if await_message(racket, watch, 1)? == Turn::Over {
@@ -98,7 +106,7 @@ fn exchange(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Siz
             tally.record(began, ended);
         }
         if *come == total {
-            // The last has come before it was answered.
+            // The last message arrived before it was answered.
             break;
         }
         if await_message(racket, watch, *come + 1)? == Turn::Over {
@@ -137,13 +145,15 @@ fn await_message(racket: &mut impl Racket, watch: &mut Watch<'_>, index: u64) ->
     Ok(Turn::On)
 }
 
-/// Waits until the other end has the last message; only a test of a number of messages has one, by the clock the ends stop wherever they are.
+/// Drains the send queue, so that the peer has the last message. Not in a timed test, where the
+/// ends stop anywhere.
 fn settle(racket: &mut impl Racket, watch: &mut Watch<'_>) -> Result<(), Failure> {
     loop {
         match racket.is_settled() {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            // The other end may have seen the last message, and be gone before its device has acknowledged it.
+            // The peer may have seen the last message and be gone before its device acknowledged
+            // it.
             Err(_) if watch.closes() => return Ok(()),
             Err(failure) => return Err(failure),
         }
@@ -155,7 +165,7 @@ fn settle(racket: &mut impl Racket, watch: &mut Watch<'_>) -> Result<(), Failure
     }
 }
 
-/// Waits so long, or until the time is up. Returns the time.
+/// Waits for `gap`, or until the time is up. Returns the time.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone.

@@ -1,4 +1,4 @@
-//! `ib_send_lat`: a message is sent, and seen by the completion of the receive that takes it.
+//! `ib_send_lat`: a message has arrived when its receive completes.
 
 use std::time::Duration;
 
@@ -12,27 +12,27 @@ use crate::device::Gpu;
 use crate::failure::Failure;
 use crate::run::gpu::{Content, Pool};
 
-/// How long a sleep lasts at most, for Ctrl-C and a peer that is gone to be noticed.
+/// Longest sleep on the completion channel, so that Ctrl-C and a lost peer are noticed.
 pub(super) const SLEEP: Duration = Duration::from_millis(50);
 
 /// One end.
 #[derive(Debug)]
 pub(super) struct Sends<T: Service> {
     station: Station<T>,
-    /// Whether it sleeps until completions come.
+    /// Whether to sleep on the completion channel instead of polling.
     sleeps: bool,
-    /// Room for requests where none is under way.
+    /// Free send queue slots of an idle queue pair.
     depth: u32,
     messages: Messages,
-    /// Memory of a message that has been seen, to receive another into.
+    /// The buffer of a received message, to be posted again.
     spare: Option<Buffer<Local>>,
-    /// Where both lie in a GPU's memory.
+    /// The buffers, where they lie in a GPU's memory.
     gpu: Option<OnGpu>,
-    /// Messages that have come and are not waited for yet.
+    /// Messages that have arrived and are not consumed yet.
     arrived: u64,
 }
 
-/// Messages in a GPU's memory: what is sent, and what is received into.
+/// Send and receive buffers in a GPU's memory.
 #[derive(Debug)]
 struct OnGpu {
     out: Pool,
@@ -49,7 +49,7 @@ impl OnGpu {
         Ok(both)
     }
 
-    /// Posts up to so many receives.
+    /// Posts up to `count` receives.
     #[inline]
     fn receive<T: Service>(&mut self, station: &mut Station<T>, count: usize) -> Result<(), Failure> {
         let Station { lanes, shared, .. } = station;
@@ -90,7 +90,7 @@ impl<T: Service> Sends<T> {
         })
     }
 
-    /// Posts memory to receive into.
+    /// Posts one receive.
     #[inline]
     fn receive(station: &mut Station<T>, buffer: Buffer<Local>) -> Result<(), Failure> {
         let Station { lanes, shared, .. } = station;
@@ -189,7 +189,7 @@ impl<T: Service> Racket for Sends<T> {
             qp.post(|batch| T::send(batch, to, message.part(..end), signal))
         };
         posted.map_err(|e| lane.refused(&e))?;
-        // After the answer has left: there are others to receive into.
+        // After the answer is posted: other receives are still available.
         match self.spare.take() {
             Some(buffer) => Self::receive(&mut self.station, buffer),
             None => Ok(()),

@@ -1,11 +1,12 @@
-//! The client of `ib_read_lat` and `ib_atomic_lat`: one request, its completion, the next. The server only lends memory.
+//! The client loop of `ib_read_lat` and `ib_atomic_lat`: one request, its completion, the next. The
+//! server is passive.
 
 use super::Size;
 use super::rally::pause;
 use super::watch::{Turn, Watch};
 use crate::failure::Failure;
 
-/// A queue pair whose requests the other end's device answers by itself.
+/// A queue pair whose requests the peer's device completes by itself (READ, atomics).
 pub(super) trait Asker {
     /// Posts a request.
     ///
@@ -13,17 +14,19 @@ pub(super) trait Asker {
     /// [`Failure::Test`] when it is refused.
     fn ask(&mut self) -> Result<(), Failure>;
 
-    /// Looks whether it has been answered.
+    /// Polls for the completion of the request.
     ///
     /// # Errors
     /// [`Failure::Test`] when it has failed.
     fn is_answered(&mut self) -> Result<bool, Failure>;
 }
 
-/// One size. What was measured is in its tally even when it fails, and in its count how many requests were answered.
+/// Runs one size. The recorder holds what was measured and `count` the completed requests, even
+/// when it fails.
 ///
 /// # Errors
-/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the device refuses.
+/// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
+/// device refuses.
 pub(super) fn run(asker: &mut impl Asker, watch: &mut Watch<'_>, size: Size<'_>) -> Result<(), Failure> {
     let Size {
         clock,

@@ -1,32 +1,31 @@
-//! What a latency test at one size has measured.
+//! The samples of a latency test at one message size.
 //!
-//! Every round trip is timed by itself. With `-n` all of them count; with `-D` those that begin and end between the two margins. `-H` and `-U` want each one: they are kept then, in memory that is
-//! there before the first.
+//! Every round trip is one sample. With `-n` all of them count; with `-D` those that begin and end
+//! between the two margins. `-H` and `-U` keep each sample, in memory allocated before the first.
 
 use crate::classic::settings::Length;
 use crate::stats::{Latency, LatencyFigures, Trip};
 
-/// Round trips there is room for at once where it is not known how many will come; more make the memory grow.
+/// Samples reserved at once where their number is not known; more make the memory grow.
 const KEPT_AT_ONCE: u64 = 1 << 20;
 
-/// The record, as it grows.
+/// The samples, as they are recorded.
 #[derive(Debug)]
 pub(super) struct Tally {
     trip: Trip,
     latency: Latency,
-    /// Round trips in ns, in the order they came, where they are wanted.
+    /// Round trips in ns in the order of measurement, where `-H` or `-U` wants them.
     kept: Option<Vec<u64>>,
     length: Length,
-    /// From when on, and until when, round trips count; ns of the test's clock.
+    /// First and last instant at which samples count; ns of the test's clock.
     window: (u64, u64),
-    /// When all is over.
+    /// When the test time is over.
     end: u64,
-    /// From the first counted to the end of the last.
+    /// From the start of the first counted sample to the end of the last.
     span: Option<(u64, u64)>,
 }
 
 impl Tally {
-    /// An empty one.
     pub(super) fn new(trip: Trip, length: Length, keep: bool) -> Tally {
         let room = match length {
             Length::Iterations(count) => count.min(KEPT_AT_ONCE * 128),
@@ -52,7 +51,7 @@ impl Tally {
         }
     }
 
-    /// Messages to exchange; endless by time.
+    /// Messages to exchange; `u64::MAX` in a timed test.
     pub(super) fn total(&self) -> u64 {
         match self.length {
             Length::Iterations(count) => count,
@@ -65,13 +64,12 @@ impl Tally {
         self.end
     }
 
-    /// Whether the time is up.
     #[inline]
     pub(super) fn is_over(&self, now: u64) -> bool {
         now >= self.end
     }
 
-    /// Adds a round trip.
+    /// Records a round trip.
     #[inline]
     pub(super) fn record(&mut self, began: u64, ended: u64) {
         if began < self.window.0 || ended > self.window.1 {
@@ -86,7 +84,7 @@ impl Tally {
         self.span = Some((first, ended));
     }
 
-    /// The figures, of one way in a ping-pong; `None` when nothing was measured.
+    /// The percentiles, of half round trips in a ping-pong; `None` when nothing was measured.
     pub(super) fn figures(&self) -> Option<LatencyFigures> {
         self.latency.figures()
     }
@@ -99,7 +97,8 @@ impl Tally {
         })
     }
 
-    /// Every time in ns, in the order they came, where they were to be kept; of one way in a ping-pong.
+    /// Every sample in ns, in the order of measurement, where they were kept; half round trips in a
+    /// ping-pong.
     pub(super) fn samples_ns(&self) -> Option<Vec<f64>> {
         let share = match self.trip {
             Trip::Half => 0.5,

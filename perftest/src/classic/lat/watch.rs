@@ -1,7 +1,9 @@
-//! What a loop does while it waits: make way for others, and look now and then whether the time is up, the user wants to stop, or the other end is gone.
+//! What a waiting loop does: yields the CPU, and polls now and then for time-up, Ctrl-C and a lost
+//! peer.
 //!
-//! None of the C tools says on the connection that it has finished a latency test; some close it as soon as they have. So a connection that is closed while messages are still coming is no failure;
-//! one that is closed while nothing comes is.
+//! None of the C tools reports on the control connection that it has finished a latency test; some
+//! close it at once. So a connection that closes while messages still arrive is no failure; one
+//! that closes while nothing arrives is.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -13,29 +15,30 @@ use crate::classic::wire::{self, Conversation};
 use crate::failure::Failure;
 use crate::stats::Clock;
 
-/// A waiting loop looks at the clock once in so many turns.
+/// A waiting loop reads the clock once in so many iterations.
 const TURNS: u32 = 256;
-/// How often the connection is looked at.
+/// How often the control connection is polled.
 const LOOK_NS: u64 = 50_000_000;
-/// How long the two ends of a test may be apart: messages may still come for so long from an end that has closed the connection, and one that has ended may be as much in closing it.
+/// How far apart the two ends may be: messages may still arrive for so long from an end that has
+/// closed the connection, and an end that is done may be as late in closing it.
 const GRACE_NS: u64 = 500_000_000;
-/// How long a wait for the connection's end sleeps.
+/// Sleep between two polls while waiting for the connection to close.
 const NAP: Duration = Duration::from_millis(1);
-/// How long the next message may take where one can get lost, besides the gaps between messages.
+/// How long the next message may take on a transport that can lose it, besides the gaps between
+/// messages.
 const LOST: Duration = Duration::from_secs(10);
-/// How long it may take elsewhere.
+/// How long the next message may take on a reliable transport.
 const SILENT: Duration = wire::ANSWER;
 
-/// Whether to go on.
+/// Whether to continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Turn {
-    /// Go on.
     On,
-    /// The time is up.
+    /// The test time is over.
     Over,
 }
 
-/// The looking.
+/// Polls for the events that end a loop.
 #[derive(Debug)]
 pub(super) struct Watch<'a> {
     peer: wire::Watch<'a>,
@@ -45,14 +48,14 @@ pub(super) struct Watch<'a> {
     end_ns: u64,
     /// How long to wait for one message.
     longest: Duration,
-    /// Whether messages get lost.
+    /// Whether the transport can lose messages.
     loses: bool,
-    /// Whether each turn takes long, as one does that sleeps.
+    /// Whether each iteration sleeps, so that every one may poll.
     sleeps: bool,
     turns: u32,
     spin: Spin,
     next_look_ns: u64,
-    /// Since when nothing has come, as far as looked.
+    /// Since when nothing has arrived, as far as polled.
     quiet_since_ns: Option<u64>,
 }
 
@@ -75,13 +78,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// A size begins, and ends by itself or when this time has come.
+    /// Starts a size, which ends by itself or at `end_ns`.
     pub(super) fn start(&mut self, end_ns: u64) {
         self.end_ns = end_ns;
         self.quiet_since_ns = None;
     }
 
-    /// A turn that found something.
+    /// An iteration that made progress.
     ///
     /// # Errors
     /// As [`idle`](Self::idle).
@@ -91,16 +94,18 @@ impl<'a> Watch<'a> {
         self.quiet_since_ns = None;
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS) {
-            // Where each message is there at the first look nothing else would notice Ctrl-C. Whether the time is up the loop sees by itself.
+            // Where every message is there at the first poll, only this notices Ctrl-C. The loop
+            // itself checks for time-up.
             self.look()?;
         }
         Ok(())
     }
 
-    /// A turn that found nothing.
+    /// An iteration that found nothing.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone; [`Failure::Test`] when a message is.
+    /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone; [`Failure::Test`] when a
+    /// message is lost.
     #[inline]
     pub(super) fn idle(&mut self) -> Result<Turn, Failure> {
         if self.sleeps {
@@ -114,7 +119,7 @@ impl<'a> Watch<'a> {
         Ok(Turn::On)
     }
 
-    /// Whether the other end closes the connection, at once or as soon as it has printed what it measured.
+    /// Whether the peer closes the connection, at once or after printing its results.
     #[cold]
     pub(super) fn closes(&self) -> bool {
         let until = self.clock.now().saturating_add(GRACE_NS);
@@ -129,7 +134,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether the time was nearly up, and the other end closes the connection: it has ended first.
+    /// Whether the time was nearly up and the peer closes the connection: it has ended first.
     #[cold]
     pub(super) fn ends_with_peer(&self) -> bool {
         self.end_ns < u64::MAX && self.clock.now().saturating_add(GRACE_NS) >= self.end_ns && self.closes()
@@ -154,7 +159,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// What it means that nothing has come for so long.
+    /// The failure when no message has arrived for `longest`.
     #[cold]
     fn silent(&self) -> Failure {
         let seconds = self.longest.as_secs();

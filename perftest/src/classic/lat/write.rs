@@ -1,4 +1,5 @@
-//! `ib_write_lat`: a message is written, and seen by its last byte, which counts modulo 256 from 1 and is written last.
+//! `ib_write_lat`: the receiver polls the last byte of its buffer, which holds the message count
+//! modulo 256 from 1 and is written last.
 
 use std::sync::atomic::Ordering;
 
@@ -10,20 +11,21 @@ use crate::classic::settings::Settings;
 use crate::classic::station::{Lane, Service, Station, Target, refused};
 use crate::failure::Failure;
 
-/// Looks at memory in a turn.
+/// Memory polls per call.
 const LOOKS: u32 = 16;
-/// Turns between two looks at the completion queue where nothing is under way: only a queue pair that fails completes anything then.
+/// Calls between two polls of an idle completion queue: only a queue pair that fails completes
+/// anything then.
 const TURNS: u32 = 1 << 12;
 
 /// One end.
 #[derive(Debug)]
 pub(super) struct Writes<T: Service> {
     station: Station<T>,
-    /// Room for requests where none is under way.
+    /// Free send queue slots of an idle queue pair.
     depth: u32,
     messages: Messages,
     turns: u32,
-    /// Where this end writes to.
+    /// The peer's buffer.
     target: Remote<Write>,
 }
 
@@ -53,7 +55,7 @@ impl<T: Service + Connected> Writes<T> {
     }
 }
 
-/// Where the other end writes to.
+/// The buffer that the peer writes to.
 #[inline]
 fn court<T: Service>(lane: &Lane<T>) -> Option<&Buffer<RemoteWrite>> {
     match &lane.target {
@@ -62,7 +64,7 @@ fn court<T: Service>(lane: &Lane<T>) -> Option<&Buffer<RemoteWrite>> {
     }
 }
 
-/// What the last byte of a message is.
+/// The last byte of message `index`.
 #[inline]
 fn flag(index: u64) -> u8 {
     (index & 0xff) as u8
@@ -70,7 +72,7 @@ fn flag(index: u64) -> u8 {
 
 impl<T: Service + Connected> Racket for Writes<T> {
     fn resize(&mut self, bytes: usize) {
-        // No message so far was as long, so its last byte is still 0.
+        // No earlier message was as long, so its last byte is still 0.
         self.messages.bytes = bytes;
     }
 
@@ -107,7 +109,8 @@ impl<T: Service + Connected> Racket for Writes<T> {
 
     #[inline]
     fn has_come(&mut self, index: u64) -> Result<bool, Failure> {
-        // As the C tools do: first what was sent completes, then memory is looked at, and only that.
+        // As the C tools do: first poll for the completion of what was sent, then poll memory and
+        // only memory.
         if self.station.lanes[0].qp.send_room() < self.depth {
             self.poll()?;
             if self.station.lanes[0].qp.send_room() < self.depth {

@@ -1,4 +1,5 @@
-//! Queue pairs that the connection manager connects (`-R`): before their keys are told, where those of other tests come after.
+//! Queue pairs connected by the connection manager (`-R`), before their QP information is
+//! exchanged; without `-R` the exchange comes first.
 
 use doorbell_verbs::QueuePair;
 
@@ -8,20 +9,21 @@ use super::Service;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// A queue pair on its way to the other end.
+/// A queue pair while it is set up.
 #[derive(Debug)]
 pub(super) enum Joined<T: Service> {
-    /// It has a way to go: the other end's key says where.
+    /// Not connected: the peer's QP information names the destination.
     Not(T::Prepared),
-    /// It is there.
+    /// Connected by the connection manager.
     Yes(Box<(QueuePair<T>, T::To)>),
 }
 
-/// Connects queue pairs by the connection manager, if there is one: one after the other, between two meetings of the ends. The n-th of one end gets the n-th of the other, and the
-/// conversation keeps them connected.
+/// Connects the queue pairs by the connection manager, if there is one: one after the other,
+/// between two barriers. The n-th of one end is connected to the n-th of the other; the control
+/// connection keeps the CM connections.
 ///
 /// # Errors
-/// [`Failure::Test`] when one cannot be connected; as [`Conversation::barrier`] otherwise.
+/// [`Failure::Test`] when one cannot be connected; as [`ControlConnection::barrier`] otherwise.
 pub(super) fn join<T: Service>(
     prepared: Vec<T::Prepared>,
     conversation: &mut Conversation,

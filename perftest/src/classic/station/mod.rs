@@ -1,10 +1,14 @@
-//! One end of a test: queue pairs, connected to the other end's by what the conversation brought, with the memory that the other end may reach.
+//! One end of a test: its queue pairs, connected to the peer's, and the memory that the peer may
+//! access.
 //!
-//! [`Station::establish`] says hello, makes everything, tells the keys, connects, and meets the other end at the barrier that all tests have before their first size. What it leaves to the loops is
-//! the memory that they send from and receive into: `memory` has what most need. `service` is what differs between transports, so that a loop is written once for all.
+//! [`TestEnd::establish`] exchanges parameters, creates everything, exchanges QP information,
+//! connects, and waits at the barrier that all tests have before their first size. The loops
+//! allocate the memory they send from and receive into, mostly with `memory`. `transport` is what
+//! differs between transports, so that each loop is written once.
 //!
-//! Where a C tool at the other end writes to or reads from is up to it: it goes through the first page behind the address that it was told, message by message, and begins anew at its end
-//! ([`Cycle`]). So every queue pair has at least a page.
+//! A C tool as the peer chooses itself where it writes to or reads from: it goes through the first
+//! page at the address it was given, message by message, and wraps around ([`Cycle`]). So every
+//! queue pair has at least a page.
 
 mod gpu;
 mod joined;
@@ -32,19 +36,18 @@ use crate::device::{Device, Gpu};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// What this machine's page and cache line are, as far as the other end has to know: no message of a test depends on them.
+/// The page size and cache line this end reports; no message of a test depends on them.
 const PAGE: u32 = 4096;
-/// See [`PAGE`].
 const CACHE_LINE: u32 = 64;
-/// How often a receiver that has no receive posted is asked again: for ever, as the C tools rely on it.
+/// RNR retry count: 7 is infinite, as the C tools rely on it.
 const RNR_RETRY: u8 = 7;
-/// Bytes that travel inline unless the command line says otherwise, on adapters of [`INLINING`].
+/// Default inline size of `ib_write_lat` on adapters of [`INLINE_VENDORS`].
 const INLINE_WRITE_LATENCY: u32 = 220;
-/// See [`INLINE_WRITE_LATENCY`].
+/// Default inline size of `ib_send_lat` on adapters of [`INLINE_VENDORS`].
 const INLINE_SEND_LATENCY: u32 = 236;
 
-/// Whose adapters the C tools let messages travel inline on by default, by the vendors' numbers: on those that they do not know, software among them, nothing does. Figures of the two are of the same thing only where
-/// this is the same.
+/// Vendor ids of the adapters on which the C tools send inline by default; on others, software
+/// devices among them, they do not. Results are comparable only where this is the same.
 const INLINING: [u32; 8] = [
     0x02c9, // Mellanox, NVIDIA
     0x15b3, // the same, by PCI
@@ -56,25 +59,24 @@ const INLINING: [u32; 8] = [
     0x8086, // Intel
 ];
 
-/// The memory of a queue pair that the other end may reach.
+/// The memory of a queue pair that the peer may access.
 #[derive(Debug)]
 pub(crate) enum Target {
-    /// None.
     Nothing,
-    /// It may write there.
+    /// Remote write.
     Written(Buffer<RemoteWrite>),
-    /// It may read there.
+    /// Remote read.
     Read(Buffer<RemoteRead>),
-    /// It may do atomics there.
+    /// Remote atomic.
     Counted(Buffer<RemoteAtomic>),
-    /// It may write there, in a GPU's memory.
+    /// Remote write to a GPU's memory.
     GpuWritten(Buffer<Opaque<RemoteWrite>>),
-    /// It may read there, in a GPU's memory.
+    /// Remote read of a GPU's memory.
     GpuRead(Buffer<Opaque<RemoteRead>>),
 }
 
 impl Target {
-    /// The key and the address to tell.
+    /// The rkey and the address to send to the peer.
     fn told(&self) -> (u32, u64) {
         match self {
             Target::Nothing => (0, 0),
@@ -87,34 +89,34 @@ impl Target {
     }
 }
 
-/// A queue pair and what belongs to it.
+/// A queue pair of the test, with its memory and both ends' QP information.
 #[derive(Debug)]
 pub(crate) struct Lane<T: Service> {
-    /// The queue pair, connected. Its completions' tag is the lane's index.
+    /// The connected queue pair. The tag of its completions is its index.
     pub(crate) qp: QueuePair<T>,
-    /// Where its datagrams go.
+    /// Destination of its datagrams (UD).
     pub(crate) to: T::To,
-    /// What the other end was told of it.
+    /// The QP information sent to the peer.
     pub(crate) ours: Key,
-    /// What the other end told.
+    /// The peer's QP information.
     pub(crate) theirs: Key,
-    /// What the other end may reach.
+    /// What the peer may access.
     pub(crate) target: Target,
 }
 
 impl<T: Service> Lane<T> {
-    /// The other end's memory, as far as a test that cycles over it goes.
+    /// The peer's memory, as far as `cycle` goes.
     pub(crate) fn remote<K: Grants>(&self, cycle: &Cycle) -> Remote<K> {
         Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
     }
 
-    /// The failure that a failed completion stands for.
+    /// The failure for a failed completion.
     #[cold]
     pub(crate) fn failed(&self, failure: &Completed) -> Failure {
         Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
     }
 
-    /// The failure that a refused request stands for.
+    /// The failure for a refused request.
     #[cold]
     pub(crate) fn refused(&self, refused: &Refused) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
@@ -133,33 +135,33 @@ impl<T: Service> std::fmt::Display for Lane<T> {
 /// One end.
 #[derive(Debug)]
 pub(crate) struct Station<T: Service> {
-    /// Where all requests complete, sends and receives of all lanes. With `-e` it can be waited for.
+    /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
     pub(crate) cq: CompletionQueue,
-    /// The lanes.
+    /// The queue pairs.
     pub(crate) lanes: Vec<Lane<T>>,
-    /// The receives of all lanes, with `--use-srq`.
+    /// The shared receive queue, with `--use-srq`.
     pub(crate) shared: Option<SharedReceiveQueue>,
-    /// Messages of up to so many bytes travel inline.
+    /// Messages of up to so many bytes are sent inline.
     pub(crate) inline: u32,
-    /// What both ends go by.
+    /// The parameters both ends agreed on.
     pub(crate) greeting: Greeting,
-    /// For memory of the loops' own.
+    /// For the memory of the loops.
     pub(crate) pd: ProtectionDomain,
-    /// In whose memory messages lie, if they do.
+    /// The GPU whose memory messages lie in, with `--use_cuda`.
     pub(crate) gpu: Option<Gpu>,
 }
 
-/// How many requests each queue pair is to have room for, beyond which nothing is posted.
+/// The queue depths of each queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Depths {
-    /// In the send queue.
+    /// Of the send queue.
     pub(crate) send: u32,
-    /// In the receive queue, or in the shared one.
+    /// Of the receive queue, or of the shared one.
     pub(crate) receive: u32,
 }
 
 impl Depths {
-    /// What the settings come to: at least one of each, as devices want.
+    /// The depths of these settings: at least one of each, as devices require.
     pub(crate) fn of(settings: &Settings) -> Depths {
         let sends = sends(settings);
         let receives = settings.tool.verb == Verb::Send
@@ -177,17 +179,19 @@ fn sends(settings: &Settings) -> bool {
     !settings.receives() || settings.bidirectional || answers
 }
 
-/// Whether the other end reaches into this one's memory.
+/// Whether the peer accesses this end's memory.
 fn is_target(settings: &Settings) -> bool {
     let answered = settings.tool.kind == Kind::Lat && settings.tool.verb == Verb::Write;
     settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
 }
 
 impl<T: Service> Station<T> {
-    /// Makes this end, and connects it to the other: from the greeting to the barrier behind the keys. Prints the head of the run as it goes.
+    /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
+    /// after the exchange of QP information. Prints the header on the way.
     ///
     /// # Errors
-    /// [`Failure::Test`] when the device refuses something or the other end fails; [`Failure::Lost`] when it is gone; [`Failure::Interrupted`].
+    /// [`Failure::Test`] when the device refuses something or the peer fails; [`Failure::Lost`]
+    /// when it is gone; [`Failure::Interrupted`].
     pub(crate) fn establish(
         settings: &Settings,
         device: &Device,
@@ -239,7 +243,8 @@ impl<T: Service> Station<T> {
             .then(|| pd.shared_receive_queue(depths.receive).create())
             .transpose()
             .map_err(refused)?;
-        // A queue pair that is made to see what fits goes again, but what it has reserved in its completion queue does not at once: it has one of its own.
+        // A trial queue pair for the inline size uses its own completion queue: the space it
+        // reserves there may not be released at once.
         let trial = context.completion_queue(entries).map_err(refused)?;
         maker.fit_inline::<T>(&trial, shared.as_ref())?;
         drop(trial);
@@ -280,7 +285,7 @@ impl<T: Service> Station<T> {
                 target,
             });
         }
-        // Both ends are connected when both have told their keys once more.
+        // The second exchange is the barrier at which both ends are connected.
         conversation.keys(&ours)?;
         let inline = maker.inline;
         let station = Station {
@@ -296,34 +301,34 @@ impl<T: Service> Station<T> {
         Ok(station)
     }
 
-    /// Waits for the other end to come this far: a barrier, of those that no measurement goes on behind.
+    /// Barrier: waits until the peer has got here too. For barriers before a measurement.
     ///
     /// # Errors
-    /// As [`Conversation::barrier`].
+    /// As [`ControlConnection::barrier`].
     pub(crate) fn meet(&self, conversation: &mut Conversation) -> Result<(), Failure> {
         conversation.barrier(&self.lanes[0].ours)
     }
 
-    /// As [`Station::meet`], with no deadline: the other end may be measuring.
+    /// As [`TestEnd::barrier`], without a deadline, as the peer may still be measuring.
     ///
     /// # Errors
-    /// As [`Conversation::barrier_after_test`].
+    /// As [`ControlConnection::barrier_after_test`].
     pub(crate) fn meet_after_test(&self, conversation: &mut Conversation) -> Result<(), Failure> {
         conversation.barrier_after_test(&self.lanes[0].ours)
     }
 
-    /// Whether messages of `bytes` travel inline from this end.
+    /// Whether this end sends messages of `bytes` inline.
     pub(crate) fn is_inline(&self, bytes: u64) -> bool {
         bytes <= u64::from(self.inline)
     }
 
-    /// How messages of `bytes` go through memory.
+    /// The cycle buffer of messages of `bytes`.
     pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
         Cycle::new(bytes, T::HEADER, &self.greeting)
     }
 }
 
-/// What queue pairs are made by.
+/// What the queue pairs are created from.
 struct Maker<'a> {
     settings: &'a Settings,
     greeting: Greeting,
@@ -336,7 +341,7 @@ struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    /// Memory for the other end, one piece for each queue pair.
+    /// Memory for the peer, one piece for each queue pair.
     fn targets(&self) -> Result<Vec<Target>, Failure> {
         let settings = self.settings;
         let qps = settings.qps as usize;
@@ -344,7 +349,7 @@ impl<'a> Maker<'a> {
             return Ok((0..qps).map(|_| Target::Nothing).collect());
         }
         let longest = settings.sizes.iter().max().copied().unwrap_or(0);
-        // Shorter messages go through the whole page.
+        // Shorter messages cycle through the whole page.
         let len = Cycle::new(longest, 0, &self.greeting)
             .len()
             .max(self.greeting.page.into());
@@ -411,7 +416,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// How datagrams leave.
+    /// The route of datagrams (UD address handles).
     fn route(&self) -> AddressHandleBuilder<'a> {
         let settings = self.settings;
         let route = self
@@ -432,7 +437,8 @@ impl<'a> Maker<'a> {
         self.gid.and_then(|gid| u8::try_from(gid.index).ok())
     }
 
-    /// Sets how much travels inline: what was asked for, or the C tools' default where the device has it.
+    /// Sets the inline size: the one given with `-I`, or the C tools' default if the device
+    /// supports it.
     fn fit_inline<T: Service>(
         &mut self,
         cq: &CompletionQueue,
@@ -468,7 +474,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// What the other end is told of a queue pair.
+    /// The QP information sent to the peer.
     fn key(&self, endpoint: &Endpoint, target: &Target) -> Key {
         let (rkey, vaddr) = target.told();
         Key {
@@ -483,7 +489,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// What to connect to.
+    /// The peer's endpoint.
     fn endpoint_of(&self, theirs: &Key) -> Result<Endpoint, Failure> {
         let verb = self.settings.tool.verb;
         if theirs.out_reads == 0 && matches!(verb, Verb::Read | Verb::Atomic) {
@@ -502,7 +508,7 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// What a device or its library refused, as a failed test.
+/// An error of the device or its library, as a failed test.
 pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::test(one_line(&error.to_string()))
 }
@@ -522,7 +528,7 @@ fn path_mtu(settings: &Settings, device: &str, active: Mtu) -> Result<Mtu, Failu
     }
 }
 
-/// The GID that packets come from; none where the fabric goes by LIDs.
+/// The source GID; none on an InfiniBand fabric, which routes by LID.
 fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<Option<GidEntry>, Failure> {
     let (context, port) = (&device.context, settings.device_port);
     if let Some(index) = settings.gid_index {
@@ -544,7 +550,8 @@ fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<
     }
 }
 
-/// READs and atomics that a queue pair has outstanding and serves: one where the test has none.
+/// Outstanding READs and atomics of a queue pair (max_rd_atomic, max_dest_rd_atomic): one where the
+/// test has none.
 fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
     let most = device.context.attr().max_rd_atomic;
     match (settings.tool.verb, settings.outstanding) {
@@ -558,10 +565,10 @@ fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
     }
 }
 
-/// How much is to travel inline.
+/// The inline size to try.
 fn inline(settings: &Settings, vendor: u32) -> u32 {
     if settings.cuda.is_some() {
-        // It is the processor that would copy them.
+        // Inline payload is copied by the CPU.
         return 0;
     }
     let Tool { verb, kind } = settings.tool;

@@ -1,4 +1,5 @@
-//! What differs between transports, and between queue pairs with receives of their own and those that share them.
+//! What differs between transports, and between queue pairs with and without a shared receive
+//! queue.
 
 use std::fmt::Debug;
 
@@ -13,14 +14,14 @@ use super::super::wire::Half;
 
 /// A transport that a test can run on.
 pub(crate) trait Service: Transport + Sized {
-    /// Bytes in front of every message received.
+    /// Bytes before every received message: the GRH of UD.
     const HEADER: u64 = 0;
-    /// A queue pair of which the other end is not known yet.
+    /// A queue pair whose peer is not known yet.
     type Prepared: Debug;
-    /// Where messages go, as far as each must say.
+    /// The destination of a SEND, on an unconnected transport.
     type To: Debug;
 
-    /// Makes a queue pair.
+    /// Creates a queue pair.
     ///
     /// # Errors
     /// When the device refuses.
@@ -29,32 +30,33 @@ pub(crate) trait Service: Transport + Sized {
         shared: Option<&SharedReceiveQueue>,
     ) -> Result<Self::Prepared, QueuePairError>;
 
-    /// What the other end must know of it.
+    /// The endpoint to send to the peer.
     fn endpoint(prepared: &Self::Prepared) -> Endpoint;
 
-    /// Connects it, or makes what its datagrams need.
+    /// Connects it, or creates its address handle (UD).
     ///
     /// # Errors
-    /// In words, when the device refuses.
+    /// As text, when the device refuses.
     fn connect(
         prepared: Self::Prepared,
         peer: &Endpoint,
         route: AddressHandleBuilder<'_>,
     ) -> Result<(QueuePair<Self>, Self::To), String>;
 
-    /// Lets the connection manager connect it.
+    /// Connects it by the connection manager.
     ///
     /// # Errors
-    /// In words, when the other end does not take part, or the device refuses; or when the manager connects none of this transport.
+    /// As text, when the peer does not take part, the device refuses, or the manager does not
+    /// connect this transport.
     fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String>;
 
-    /// Adds a SEND to a list.
+    /// Adds a SEND to a post list.
     fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: impl Source, signal: bool);
 
-    /// Adds a SEND of bytes that travel inline.
+    /// Adds an inline SEND.
     fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: &'d [u8], signal: bool);
 
-    /// Posts receives with one call, to the queue pair or to the queue that it shares.
+    /// Posts receives with one call, to the queue pair or to its shared receive queue.
     ///
     /// # Errors
     /// When they are refused.
@@ -65,7 +67,7 @@ pub(crate) trait Service: Transport + Sized {
     ) -> Result<(), Refused>;
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Debug)]
 pub(crate) struct Far {
     ah: AddressHandle,
@@ -110,7 +112,7 @@ macro_rules! sends {
                 .signalled_if(signal);
         }
 
-        /// Datagrams go by no sequence: what is told for one means nothing.
+        /// Datagrams have no PSN to agree on, so 0 is sent.
         fn endpoint(prepared: &Self::Prepared) -> Endpoint {
             let own = prepared.endpoint();
             Endpoint {
@@ -200,12 +202,12 @@ macro_rules! service {
     };
 }
 
-/// The queue that is shared: there is one wherever a transport that shares one is used.
+/// The shared receive queue, which exists wherever a transport that shares one is used.
 fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueuePairError> {
     shared.ok_or(QueuePairError::ForeignSharedReceiveQueue)
 }
 
-/// Bytes in front of a datagram.
+/// Length of the GRH before a datagram.
 const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
 
 service!(

@@ -1,4 +1,5 @@
-//! Getting a connection: the client looks the server up, the server waits for one client and then no longer listens.
+//! Setting up the control connection over TCP: the client resolves the server's name, the server
+//! accepts one client and then stops listening.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -11,17 +12,18 @@ use super::conversation::{Conversation, Role};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// How long a client tries, refusals while the server starts included.
+/// How long a client retries while the server refuses, as it may still be starting.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long it waits between attempts.
+/// Delay between attempts.
 const RETRY: Duration = Duration::from_millis(50);
-/// How often a server looks for Ctrl-C.
+/// How often a server checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Connects to a server, from the address `source` if there is one.
 ///
 /// # Errors
-/// [`Failure::Test`] when the name means nothing, or nobody answers there; [`Failure::Interrupted`].
+/// [`Failure::Test`] when the name does not resolve, or no server answers there;
+/// [`Failure::Interrupted`].
 pub(crate) fn connect(
     host: &str,
     port: u16,
@@ -55,7 +57,7 @@ pub(crate) fn connect(
 /// The addresses of a server's name, of the family of `source` if there is one.
 ///
 /// # Errors
-/// [`Failure::Test`] when the name means nothing.
+/// [`Failure::Test`] when the name does not resolve.
 pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Result<Vec<SocketAddr>, Failure> {
     let found = (host, port).to_socket_addrs().map_err(|e| {
         Failure::test(format!(
@@ -80,7 +82,8 @@ fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io
     Ok(socket.into())
 }
 
-/// Where a server waits. As the C tools' do, it listens on all addresses of the machine unless it is told which, and takes one client.
+/// A server's listening socket. As with the C tools, it listens on all addresses of the machine
+/// unless one is given, and accepts one client.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
@@ -122,13 +125,12 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
     #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the client, and then listens no more: who comes later is refused.
+    /// Accepts the client and closes the listening socket: later clients are refused.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the socket fails.

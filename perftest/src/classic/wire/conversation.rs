@@ -1,4 +1,4 @@
-//! Taking turns over a connection: the client writes, the server answers with its own.
+//! The control connection: the client writes a message, the server replies with its own.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -20,13 +20,15 @@ use super::message::{
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// How long the other end may take over an answer that it has at hand: long enough for a C tool to register much memory, or to find a peak.
+/// Time limit for a reply that the peer can send at once: enough for a C tool to register much
+/// memory, or to compute a peak.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
-/// How often a wait looks for Ctrl-C.
+/// How often a wait checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the other end's goodbye is waited for, or that it closes the connection; little depends on it.
+/// Time limit for the peer's closing message, or for it to close the connection; little depends on
+/// it.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// What is said of a connection that ended.
+/// The reason reported for a connection that ended.
 const CLOSED: &str = "it closed the connection, or its process ended";
 
 /// Which end this is: the client writes first.
@@ -34,38 +36,40 @@ const CLOSED: &str = "it closed the connection, or its process ended";
 pub(crate) enum Role {
     /// It has connected.
     Client,
-    /// It was waiting.
+    /// It has accepted.
     Server,
 }
 
-/// A connection to the other end, on which the two take turns.
+/// The control connection to the peer, on which the two ends write alternately.
 ///
-/// Every message has a deadline, [`ANSWER`], except where the other end may be measuring for as long as it likes: there the wait ends with the peer, which a keepalive notices too when it is the
-/// peer's machine that is gone. Ctrl-C ends any wait.
+/// Every message has a deadline, [`REPLY_TIMEOUT`], except where the peer may be measuring for as
+/// long as it likes: there the wait ends with the peer, and a TCP keepalive notices when its
+/// machine is gone. Ctrl-C ends any wait.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     way: Way,
     peer: SocketAddr,
     role: Role,
     interrupt: Interrupt,
-    /// What keeps the test's queue pairs connected, with `-R`.
+    /// The CM connections of the test's queue pairs, with `-R`.
     kept: Vec<Connection>,
 }
 
-/// What messages go over.
+/// What carries the messages.
 #[derive(Debug)]
 enum Way {
     /// TCP.
     Stream(TcpStream),
-    /// A queue pair of the connection manager. In a cell, as a [`Watch`] takes what comes while others hold the conversation.
+    /// A queue pair connected by the connection manager. In a cell, as a [`PeerMonitor`] polls it
+    /// while others borrow the control connection.
     Queue(Box<RefCell<Line>>),
 }
 
 impl Conversation {
-    /// Over a connection.
+    /// Over TCP.
     ///
     /// # Errors
-    /// [`Failure::Lost`] when it is gone already.
+    /// [`Failure::Lost`] when the connection is gone already.
     pub(crate) fn new(
         stream: TcpStream,
         peer: SocketAddr,
@@ -106,20 +110,21 @@ impl Conversation {
         }
     }
 
-    /// Keeps a queue pair of the test connected as long as the ends talk.
+    /// Keeps a CM connection of the test as long as the control connection.
     pub(crate) fn keep(&mut self, connection: Connection) {
         self.kept.push(connection);
     }
 
-    /// Where the other end is.
+    /// The peer's address.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Tells versions, pages, cache lines and MTUs. Returns what both ends go by.
+    /// Exchanges versions, page sizes, cache lines and MTUs. Returns the parameters both ends use.
     ///
     /// # Errors
-    /// [`Failure::Test`] when the other end is of another version, or no perftest; as [`Conversation::barrier`] otherwise.
+    /// [`Failure::Test`] when the peer has another version, or is no perftest; as
+    /// [`ControlConnection::barrier`] otherwise.
     pub(crate) fn greet(&mut self, ours: Greeting) -> Result<Greeting, Failure> {
         let version: [u8; VERSION] = self.exchange(our_version(), "its version")?;
         check_version(&version)
@@ -135,42 +140,44 @@ impl Conversation {
         Ok(ours.with(Greeting { page, cache_line, mtu }))
     }
 
-    /// Tells the keys of all queue pairs, one by one. Returns the other end's.
+    /// Exchanges the QP information of all queue pairs, one by one. Returns the peer's.
     ///
     /// # Errors
-    /// As [`Conversation::barrier`].
+    /// As [`ControlConnection::barrier`].
     pub(crate) fn keys(&mut self, ours: &[Key]) -> Result<Vec<Key>, Failure> {
         ours.iter().map(|key| self.key(key, Some(ANSWER), "its key")).collect()
     }
 
-    /// Waits until the other end is ready to connect, or has connected, what the connection manager connects (`-R`): both send a message as long as a key, of no meaning.
+    /// Barrier before and after queue pairs are connected by the connection manager (`-R`): each
+    /// end sends a message of the length of a QP information, with no content.
     ///
     /// # Errors
-    /// As [`Conversation::barrier`].
+    /// As [`ControlConnection::barrier`].
     pub(crate) fn rendezvous(&mut self) -> Result<(), Failure> {
         self.exchange([0; Key::STRUCT], "that it is ready to connect").map(drop)
     }
 
-    /// Waits until the other end has come as far as this one has: both tell a key that they have told before.
+    /// Barrier: both ends send a QP information that they have sent before.
     ///
     /// # Errors
-    /// [`Failure::Lost`] when the other end is gone or silent; [`Failure::Test`] when it says something else; [`Failure::Interrupted`].
+    /// [`Failure::Lost`] when the peer is gone or sends nothing in time; [`Failure::Test`] when it
+    /// sends something else; [`Failure::Interrupted`].
     pub(crate) fn barrier(&mut self, ours: &Key) -> Result<(), Failure> {
         self.key(ours, Some(ANSWER), "that it is ready").map(drop)
     }
 
-    /// As [`Conversation::barrier`], but the other end may be measuring: it may take as long as it lives.
+    /// As [`ControlConnection::barrier`], without a deadline, as the peer may still be measuring.
     ///
     /// # Errors
-    /// As [`Conversation::barrier`].
+    /// As [`ControlConnection::barrier`].
     pub(crate) fn barrier_after_test(&mut self, ours: &Key) -> Result<(), Failure> {
         self.key(ours, None, "that it is done").map(drop)
     }
 
-    /// Tells results. The other end may not have any: what it says then means nothing.
+    /// Exchanges reports. The content is meaningless where the peer has none.
     ///
     /// # Errors
-    /// As [`Conversation::barrier_after_test`].
+    /// As [`ControlConnection::barrier_after_test`].
     pub(crate) fn figures(&mut self, ours: &Figures) -> Result<Figures, Failure> {
         let mut theirs = [[0; 8]; 5];
         for (ours, theirs) in ours.to_words().into_iter().zip(&mut theirs) {
@@ -179,22 +186,25 @@ impl Conversation {
         Ok(Figures::from_words(theirs))
     }
 
-    /// Says goodbye. The other end may be gone without one: by then all is said.
+    /// Exchanges the closing message. The peer may already be gone.
     ///
-    /// Over a queue pair nothing is said: whoever is done disconnects.
+    /// Over a queue pair there is no such message: each end disconnects when it is done.
     pub(crate) fn goodbye(mut self) {
         if matches!(self.way, Way::Stream(_)) && self.write(&DONE).is_ok() {
             let mut theirs = [0; DONE.len()];
-            // What it says, and whether it does, makes no difference any more.
+            // Its content, and whether it arrives, makes no difference any more.
             let _ = self.read(&mut theirs, Some(GOODBYE), "goodbye");
         }
     }
 
-    /// Waits a moment for the other end, which may still be measuring and does not say when it is done: until it closes the connection, of which this end closes its own half.
+    /// Waits up to [`CLOSE_TIMEOUT`] for the peer, which may still be measuring and does not report
+    /// when it is done: shuts down this end's half of the connection, and waits until the peer
+    /// closes.
     ///
-    /// A queue pair has no halves: a byte tells there what Doorbell at the other end would take from a half that is closed.
+    /// A queue pair cannot be closed by halves, so a byte is sent in place of the shutdown; only
+    /// Doorbell expects it.
     pub(crate) fn linger(&mut self) {
-        // The wait ends by the other end's closing, by the time, or by Ctrl-C: no difference any more.
+        // The peer's close, the timeout and Ctrl-C all end the wait.
         let _ = match &mut self.way {
             Way::Stream(stream) => stream.shutdown(Shutdown::Write).map_err(drop),
             Way::Queue(line) => line.get_mut().say(&[0], GOODBYE, &self.interrupt).map_err(drop),
@@ -202,7 +212,7 @@ impl Conversation {
         let _ = self.read(&mut [0], Some(GOODBYE), "goodbye");
     }
 
-    /// What a loop looks at while it measures.
+    /// A monitor for a loop that measures.
     pub(crate) fn watch(&self) -> Watch<'_> {
         Watch {
             conversation: self,
@@ -318,7 +328,7 @@ impl Conversation {
         ))
     }
 
-    /// The failure of a peer that is no longer there.
+    /// The failure for a peer that is gone.
     #[cold]
     pub(crate) fn lost(&self, reason: impl Into<String>) -> Failure {
         Failure::Lost {
@@ -330,8 +340,8 @@ impl Conversation {
 
 impl Drop for Conversation {
     fn drop(&mut self) {
-        // Fails only where the connection is gone already.
-        // Before what the ends talk over, so that the other one is not told first that this one is gone.
+        // The shutdown fails only where the connection is gone already. CM connections first, so
+        // that the peer is not informed earlier that this end is gone.
         self.kept.clear();
         if let Way::Stream(stream) = &self.way {
             let _ = stream.shutdown(Shutdown::Both);
@@ -347,10 +357,10 @@ fn reason(error: &std::io::Error) -> String {
     }
 }
 
-/// A loop looks at the clock once in so many turns, and at the connection when it is time.
+/// A loop reads the clock once in so many iterations, and polls the connection when it is time.
 const TURNS: u32 = 512;
 
-/// What has become of the other end, and of the user, while a loop measures.
+/// Polls the control connection and Ctrl-C while a loop measures.
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     conversation: &'a Conversation,
@@ -359,10 +369,11 @@ pub(crate) struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// One turn of a loop. Returns whether the other end has said something: it has come to the next message before this one, which is to say that it is done.
+    /// One iteration of a loop. Returns whether the peer has sent its next message, which means
+    /// that it is done.
     ///
     /// # Errors
-    /// [`Failure::Lost`] when the other end is gone; [`Failure::Interrupted`].
+    /// [`Failure::Lost`] when the peer is gone; [`Failure::Interrupted`].
     #[inline]
     pub(crate) fn turn(&mut self) -> Result<bool, Failure> {
         self.turns = self.turns.wrapping_add(1);
@@ -386,10 +397,10 @@ impl Watch<'_> {
         self.ask()
     }
 
-    /// Looks at once.
+    /// Polls at once.
     ///
     /// # Errors
-    /// As [`Watch::turn`].
+    /// As [`PeerMonitor::poll`].
     pub(crate) fn ask(&self) -> Result<bool, Failure> {
         let conversation = self.conversation;
         if conversation.interrupt.requested() {

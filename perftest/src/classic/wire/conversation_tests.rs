@@ -1,4 +1,4 @@
-//! Two ends over a real connection, and ends that are no such thing.
+//! Two ends over a real connection, and peers that misbehave.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -32,7 +32,7 @@ fn key(qpn: u32) -> Key {
     }
 }
 
-/// A client of ours, and the socket of whoever it talks to.
+/// A client, and the raw socket of its peer.
 fn with_raw_peer() -> (Conversation, TcpStream) {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();

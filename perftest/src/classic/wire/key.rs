@@ -1,28 +1,29 @@
-//! What one end tells the other of a queue pair: a line of hexadecimal fields, each followed by a colon, of one of two fixed lengths.
+//! The QP information that the ends exchange: hexadecimal fields, each followed by a colon, of one
+//! of two fixed lengths.
 
 use doorbell_verbs::{Gid, Lid, Psn, Qpn};
 
 use super::message::Malformed;
 
-/// Bytes of a key with a GID, the NUL at its end included.
+/// Length with a GID, the terminating NUL included.
 const WITH_GID: usize = 108;
-/// Bytes of one without.
+/// Length without a GID.
 const WITHOUT_GID: usize = 59;
 
-/// One end of a queue pair. Without a GID it is reached by its LID alone (InfiniBand).
+/// The address of a queue pair and its memory. Without a GID the port is addressed by its LID alone
+/// (InfiniBand).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     /// The port's LID; 0 on RoCE.
     pub(crate) lid: Lid,
-    /// READs and atomics that it serves at once.
+    /// Outstanding READs and atomics that it serves.
     pub(crate) out_reads: u16,
-    /// The queue pair's number.
     pub(crate) qpn: Qpn,
-    /// The sequence number of the first packet it sends.
+    /// Its initial packet sequence number.
     pub(crate) psn: Psn,
-    /// The key of the memory at `vaddr`.
+    /// The rkey of the memory at `vaddr`.
     pub(crate) rkey: u32,
-    /// Where the other end is to write to or read from.
+    /// Where the peer writes to or reads from.
     pub(crate) vaddr: u64,
     /// The port's GID.
     pub(crate) gid: Option<Gid>,
@@ -31,12 +32,12 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// How long a key is on the wire.
+    /// Length on the wire.
     pub(crate) fn len(has_gid: bool) -> usize {
         if has_gid { WITH_GID } else { WITHOUT_GID }
     }
 
-    /// It as bytes.
+    /// Encodes it as text, for TCP.
     pub(crate) fn format(&self) -> Vec<u8> {
         let mut text = format!(
             "{:04x}:{:04x}:{:06x}:{:06x}:{:08x}:{:016x}:",
@@ -61,10 +62,11 @@ impl Key {
         bytes
     }
 
-    /// Bytes of a key as it goes over a queue pair.
+    /// Length as a struct.
     pub(crate) const STRUCT: usize = 56;
 
-    /// It as it goes over a queue pair: a C struct whose numbers are big-endian, with four bytes of nothing before the address. The last number is the index of the GID at the sender, which says nothing here.
+    /// Encodes it as a C struct, for a queue pair: big-endian numbers, with four bytes of padding
+    /// before the address. The last number is the sender's GID index, which is meaningless here.
     pub(crate) fn to_struct(self) -> [u8; Key::STRUCT] {
         let mut bytes = [0; Key::STRUCT];
         let words = [
@@ -83,10 +85,10 @@ impl Key {
         bytes
     }
 
-    /// What [`Key::to_struct`] made at the other end.
+    /// Decodes [`QpInfo::to_struct`].
     ///
     /// # Errors
-    /// When a number is larger than it can be.
+    /// When a number is out of range.
     pub(crate) fn of_struct(bytes: &[u8; Key::STRUCT]) -> Result<Key, Malformed> {
         let word = |at: usize| {
             let mut word = [0; 4];
@@ -108,7 +110,8 @@ impl Key {
         })
     }
 
-    /// What [`Key::format`] made at the other end. A field may have fewer or more digits than it should, as long as its value fits.
+    /// Decodes [`QpInfo::format`]. A field may have fewer or more digits than usual, as long as its
+    /// value fits.
     ///
     /// # Errors
     /// When it is anything else.
@@ -160,14 +163,14 @@ fn narrow(value: u64) -> Option<u32> {
     u32::try_from(value).ok()
 }
 
-/// The fields of a key that are still to be read.
+/// The fields that are still to be parsed.
 struct Fields<'a>(&'a str);
 
 impl Fields<'_> {
     fn next(&mut self) -> Result<u64, Malformed> {
         let (field, rest) = self.0.split_once(':').unwrap_or((self.0, ""));
         self.0 = rest;
-        // from_str_radix takes a sign, which is no digit.
+        // from_str_radix accepts a sign, which is no digit.
         if field.is_empty() || !field.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(Malformed("its key is not made of hexadecimal fields"));
         }

@@ -1,6 +1,8 @@
-//! Messages over a queue pair that the connection manager has connected, for `-R` and `-z`: each is a SEND of its own.
+//! Control messages over a queue pair connected by the connection manager, for `-R` and `-z`: each
+//! is one SEND.
 //!
-//! Two receives are posted at any time: the other end says one thing, and then nothing before it has heard this end's. What does not fit into one breaks the connection, as on any queue pair.
+//! Two receives are always posted: the peer sends one message, and no further one before it has
+//! this end's. A message too long for a receive breaks the connection, as on any queue pair.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,30 +13,30 @@ use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair,
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// The longest message is shorter.
+/// Length of a receive; every message is shorter.
 const LONGEST: usize = 64;
-/// Receives that are posted at once.
+/// Receives posted at a time.
 const RECEIVES: u32 = 2;
-/// Polls before a wait lets others have the processor: an answer that is at hand comes within them.
+/// Busy-polls before a wait starts to sleep: a reply that is sent at once arrives within them.
 const EAGER: u32 = 2_000;
-/// How long it then sleeps at a time.
+/// Sleep between polls after that.
 const NAP: Duration = Duration::from_micros(200);
-/// How often a receiver that has no receive posted is asked again: for ever.
+/// RNR retry count: 7 is infinite.
 const RNR_RETRY: u8 = 7;
 
-/// Why nothing more comes.
+/// Why nothing more arrives.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The other end is gone, or the connection: why, in words.
+    /// The peer or the connection is gone: the reason as text.
     Lost(String),
-    /// It did not come in time.
+    /// The message did not arrive in time.
     Late,
     /// Ctrl-C.
     Interrupted,
 }
 
 impl Line {
-    /// Makes what becomes one, with its receives posted.
+    /// Creates a queue pair for messages, with its receives posted.
     ///
     /// # Errors
     /// [`Failure::Test`] when the device refuses.
@@ -43,7 +45,7 @@ impl Line {
     }
 }
 
-/// A queue pair for messages, before it is connected.
+/// The queue pair before it is connected.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     qp: PreparedQueuePair,
@@ -76,7 +78,7 @@ impl Prepared {
         Ok(Prepared { qp, cq })
     }
 
-    /// What it is when `connect` has connected its queue pair.
+    /// Connects the queue pair with `connect`.
     ///
     /// # Errors
     /// Those of `connect`.
@@ -95,19 +97,19 @@ impl Prepared {
     }
 }
 
-/// A connected one.
+/// A connected channel.
 #[derive(Debug)]
 pub(crate) struct Line {
     qp: QueuePair,
     cq: CompletionQueue,
     connection: Connection,
-    /// A message that has come and was not asked for yet, with its length.
+    /// A received message that was not read yet, with its length.
     heard: Option<(Buffer<Local>, usize)>,
     is_sending: bool,
 }
 
 impl Line {
-    /// Says something, and waits until the other end has it.
+    /// Sends a message and waits for its completion.
     pub(super) fn say(&mut self, message: &[u8], within: Duration, interrupt: &Interrupt) -> Result<(), Broken> {
         self.qp
             .post(|batch| {
@@ -118,7 +120,7 @@ impl Line {
         self.wait(Some(within), interrupt, |line| !line.is_sending)
     }
 
-    /// Hears something, as long as `into`.
+    /// Receives a message of exactly the length of `into`.
     pub(super) fn hear(
         &mut self,
         into: &mut [u8],
@@ -145,7 +147,7 @@ impl Line {
         }
     }
 
-    /// Whether something has come.
+    /// Whether a message has arrived.
     pub(super) fn has_heard(&mut self) -> Result<bool, Broken> {
         self.look()?;
         if self.heard.is_none() {
@@ -180,7 +182,7 @@ impl Line {
                 return Err(Broken::Late);
             }
             if let Err(gone) = self.is_there() {
-                // What it said last may have come with its goodbye.
+                // The last message may have arrived together with the disconnect.
                 self.look()?;
                 return if is_done(self) { Ok(()) } else { Err(gone) };
             }
@@ -188,7 +190,7 @@ impl Line {
         }
     }
 
-    /// Takes what has completed.
+    /// Polls the completion queue.
     fn look(&mut self) -> Result<(), Broken> {
         let completions = self.cq.poll().map_err(|e| Broken::Lost(one_line(&e.to_string())))?;
         for mut done in completions {
@@ -207,7 +209,7 @@ impl Line {
         Ok(())
     }
 
-    /// Looks whether the other end has hung up.
+    /// Checks whether the peer has disconnected.
     fn is_there(&mut self) -> Result<(), Broken> {
         let gone = "it closed the connection, or its process ended".to_owned();
         loop {

@@ -1,4 +1,5 @@
-//! Getting a connection by the connection manager: one to talk over, and with `-R` one more for each queue pair of the test, on the same port.
+//! Connecting by the connection manager (rdma_cm): one queue pair for the control connection, and
+//! with `-R` one more for each queue pair of the test, on the same port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread;
@@ -15,44 +16,42 @@ use super::line::Prepared;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// How long a client tries, refusals while the server starts included.
+/// How long a client retries while the server refuses, as it may still be starting.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long it waits between attempts.
+/// Delay between attempts.
 const RETRY: Duration = Duration::from_millis(50);
-/// How often a wait looks for Ctrl-C.
+/// How often a wait checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long an end that has asked or was asked takes to finish connecting.
+/// Time limit for the rest of the CM handshake, after the REQ.
 const FINISH: Duration = Duration::from_secs(10);
-/// Requests that may wait: as many queue pairs as a test has may ask at once.
+/// Backlog of connection requests: a test may connect as many queue pairs at once.
 const BACKLOG: u16 = 1024;
 
-/// One end, where queue pairs can be connected.
+/// One end's CM state.
 #[derive(Debug)]
 pub(crate) enum Managed {
-    /// It asks there.
+    /// The active side.
     Client {
-        /// By whom.
         manager: ConnectionManager,
         /// The server.
         peer: SocketAddr,
-        /// The address that it asks from, if it is given.
+        /// The source address, if it is given.
         source: Option<SocketAddr>,
     },
-    /// It is asked.
+    /// The passive side.
     Server {
-        /// Where.
         listener: ManagedListener,
-        /// By whom, and by nobody else.
+        /// The client whose requests are accepted; all others are refused.
         peer: Option<IpAddr>,
     },
 }
 
-/// A connection that is half made: a queue pair is wanted.
+/// A connection that waits for its queue pair.
 #[derive(Debug)]
 pub(crate) enum Half {
-    /// The way to the server.
+    /// The resolved route to the server.
     Route(Route),
-    /// A client that asks.
+    /// A client's connection request.
     Request(ConnectionRequest),
 }
 
@@ -60,7 +59,7 @@ impl Half {
     /// Connects a queue pair.
     ///
     /// # Errors
-    /// When the other end does not take part, or the device refuses.
+    /// When the peer does not take part, or the device refuses.
     pub(crate) fn connect<T: Reliable>(self, qp: PreparedQueuePair<T>) -> Result<(QueuePair<T>, Connection), CmError> {
         match self {
             Half::Route(route) => route.connect(qp, &[], FINISH),
@@ -70,7 +69,7 @@ impl Half {
 }
 
 impl Managed {
-    /// Connects to a server, to talk.
+    /// Connects to a server, for the control connection.
     ///
     /// # Errors
     /// As [`connect`](fn@super::connect).
@@ -124,7 +123,7 @@ impl Managed {
         }
     }
 
-    /// Listens, on all devices unless it is told where.
+    /// Listens, on all devices unless an address is given.
     ///
     /// # Errors
     /// [`Failure::Test`] when the port is in use or the address is no RDMA device's.
@@ -146,7 +145,7 @@ impl Managed {
         Ok(Managed::Server { listener, peer: None })
     }
 
-    /// Waits for the client, to talk.
+    /// Waits for the client's control connection.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the connection manager fails.
@@ -170,7 +169,7 @@ impl Managed {
         Ok((Conversation::over(line, asking, Role::Server, interrupt), self))
     }
 
-    /// The way to one more connection: the client finds it, the server waits until it is asked.
+    /// The next connection: the client resolves a route, the server waits for a request.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is none in time; [`Failure::Interrupted`].
@@ -193,7 +192,7 @@ impl Managed {
             }
             if let Some(request) = listener.next_request(LOOK).map_err(failed)? {
                 let asks = request.peer_addr().map(|asking| asking.ip());
-                // A second client is refused: what is not answered is rejected.
+                // A second client is refused: dropping its request rejects it.
                 if peer.is_none() || asks == peer {
                     return Ok(Half::Request(request));
                 }
@@ -207,7 +206,7 @@ impl Managed {
     }
 }
 
-/// What an attempt failed by.
+/// Why an attempt failed.
 enum Attempt {
     Making(Failure),
     Connecting(CmError),
