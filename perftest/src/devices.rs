@@ -1,4 +1,4 @@
-//! `doorbell devices`: every device a test could use, of the system and of this program.
+//! `doorbell devices`: every device that a test could use, the system's and the userspace ones.
 
 use doorbell_collectives::topology::{Device, DeviceKind, Distance, Host};
 use doorbell_verbs::{Context, DeviceError, GidType, Library, PortState};
@@ -23,7 +23,7 @@ struct Listing {
 struct Entry {
     name: String,
     link: LinkKind,
-    /// State of the first port, or why it cannot be asked.
+    /// State of the first port, or why it cannot be queried.
     state: String,
     active: bool,
     mtu_bytes: Option<u32>,
@@ -32,15 +32,15 @@ struct Entry {
     address: Option<String>,
     gids: Vec<GidLine>,
     limits: Option<Limits>,
-    /// Of a userspace device that reaches processes of this host without UDP: how payloads get there, the best first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    movers: Vec<&'static str>,
-    /// The GPUs, the nearest first; none where that was not asked for, or the device is in software.
+    /// Copy modes to other processes of this host by the shared-memory link, best first.
+    #[serde(rename = "movers", skip_serializing_if = "Vec::is_empty")]
+    copy_modes: Vec<&'static str>,
+    /// The GPUs, nearest first; none where not requested, or where the device is software.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpus: Option<Vec<Near>>,
 }
 
-/// A GPU, and how near it is to a device.
+/// A GPU, with its distance from a device.
 #[derive(Debug, Serialize)]
 struct Near {
     name: String,
@@ -66,10 +66,11 @@ struct Limits {
     atomics: bool,
 }
 
-/// Lists the devices. A library that is not there is a note, not an error.
+/// Lists the devices. A missing library is a note, not an error.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the userspace devices are asked for in a way that makes no sense; [`Failure::Test`] when stdout does not take it.
+/// [`Failure::Usage`] when the options of the userspace devices are invalid; [`Failure::Test`] when
+/// stdout cannot be written.
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let mut listing = Listing {
         tool: "doorbell",
@@ -99,9 +100,11 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let library = soft.library()?;
     for name in names {
         let context = library.open(&name).map_err(|e| device::explain(&name, &e).to_string());
-        let movers = context.as_ref().map_or_else(|_| Vec::new(), |_| device::movers(&name));
+        let copy_modes = context
+            .as_ref()
+            .map_or_else(|_| Vec::new(), |_| device::copy_modes(&name));
         let entry = entry(name, LinkKind::SoftUdp, context);
-        listing.devices.push(Entry { movers, ..entry });
+        listing.devices.push(Entry { copy_modes, ..entry });
     }
     if args.gpu {
         match topo::this_host() {
@@ -124,7 +127,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The GPUs near an adapter of this name; none for what is on no bus.
+/// The GPUs near an adapter of this name; none for a device on no bus.
 fn gpus(host: &Host, name: &str) -> Option<Vec<Near>> {
     let is_it = |device: &&Device| device.kind == DeviceKind::Adapter && device.name == name;
     let adapter = host
@@ -140,7 +143,7 @@ fn gpus(host: &Host, name: &str) -> Option<Vec<Near>> {
     Some(near.collect())
 }
 
-/// The nearest of them in a word: by the driver's numbers, or by address.
+/// The nearest GPUs as text: by ordinal, or by PCI address.
 fn nearest(gpus: &[Near]) -> Option<String> {
     let distance = gpus.first()?.distance;
     let nearest = gpus.iter().take_while(|gpu| gpu.distance == distance);
@@ -166,7 +169,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
                 address: None,
                 gids: Vec::new(),
                 limits: None,
-                movers: Vec::new(),
+                copy_modes: Vec::new(),
                 gpus: None,
             };
         }
@@ -196,7 +199,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             max_rd_atomic: attr.max_rd_atomic,
             atomics: attr.atomics,
         }),
-        movers: Vec::new(),
+        copy_modes: Vec::new(),
         gpus: None,
     }
 }
@@ -247,11 +250,11 @@ fn text(listing: &Listing, verbose: bool, gpu: bool) -> String {
                 .iter()
                 .map(|gid| format!("    GID {:<4} {:<40} {}", gid.index, gid.gid, gid.kind)),
         );
-        if !entry.movers.is_empty() {
+        if !entry.copy_modes.is_empty() {
             lines.push(format!(
                 "    processes of this host: link {}, payloads by {}",
                 LinkKind::SoftLocal.name(),
-                entry.movers.join(", ")
+                entry.copy_modes.join(", ")
             ));
         }
         if let Some(limits) = &entry.limits {
@@ -330,7 +333,7 @@ mod tests {
             .for_each(|(device, index)| device.index = Some(index));
         assert_eq!(near(&host), "2,3 (switch)");
         assert_eq!(gpus(&host, "mlx5_0").unwrap().len(), 3);
-        // What is in software is near no GPU, and so is what sysfs does not know.
+        // Software devices, and devices unknown to sysfs, are near no GPU.
         assert!(gpus(&host, "rxe0").is_none() && gpus(&host, "soft0").is_none());
 
         let mut listed = entry("mlx5_0".into(), LinkKind::Hardware, Err("no".into()));

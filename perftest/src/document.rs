@@ -1,7 +1,8 @@
-//! Results read back: what `--json` and `doorbell sweep` have written, judged before it is used.
+//! Reads back the results of `--json` and `doorbell sweep`.
 //!
-//! A file may come from anywhere. What is not a result is refused in one line that says why; text that came with it is made one line and kept short, and whoever shows it
-//! escapes it; a number keeps the digits it was written with beside its value.
+//! A file may come from anywhere, so it is validated: anything but a result is refused in one line
+//! with the reason; text is made one line and shortened, and the exporters escape it; a number
+//! keeps the digits it was written with beside its value.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,14 +12,14 @@ use serde_json::{Map, Value};
 
 use crate::failure::{Failure, one_line};
 
-/// A result is not longer than this.
+/// Size limit of a file.
 const LONGEST: u64 = 64 << 20;
-/// Nor has it more rows than this.
+/// The most rows of a result.
 const MOST_ROWS: usize = 200_000;
-/// Text of a result is cut here.
+/// Length limit of a text in a result.
 const TEXT: usize = 300;
 
-/// What a result's figures are of.
+/// The kind of a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// `doorbell bw`.
@@ -30,7 +31,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The figure that a row of this kind cannot be without.
+    /// The metric that every row of this kind has.
     pub(crate) fn main_metric(self) -> &'static str {
         match self {
             Kind::Bandwidth => "bw_avg_bytes_per_s",
@@ -40,7 +41,7 @@ impl Kind {
     }
 }
 
-/// What a row's figures depend on, besides the size.
+/// The parameters of a row, besides the size.
 pub(crate) const PARAMETERS: [&str; 13] = [
     "qps",
     "tx_depth",
@@ -57,26 +58,26 @@ pub(crate) const PARAMETERS: [&str; 13] = [
     "coordinated_omission",
 ];
 
-/// A number, and how it was written.
+/// A number, and the digits it was written with.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Figure {
     pub(crate) value: f64,
     pub(crate) text: String,
 }
 
-/// What the machine itself allows.
+/// A limit of the machine.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Limit {
     pub(crate) name: String,
     pub(crate) figure: Figure,
-    /// Whether it is a time, in ns, and not a rate, in bytes per second.
+    /// Whether it is a time in ns; else a rate in bytes per second.
     pub(crate) is_time: bool,
 }
 
-/// A row of figures.
+/// A row of metrics.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Row {
-    /// Its place in the file.
+    /// Its index in the file.
     pub(crate) index: usize,
     /// Message size.
     pub(crate) bytes: u64,
@@ -98,9 +99,9 @@ pub(crate) struct Document {
     pub(crate) line_rate: Option<Figure>,
     pub(crate) limits: Vec<Limit>,
     pub(crate) warnings: Vec<String>,
-    /// What was asked, as words.
+    /// The test parameters, as text.
     pub(crate) settings: Vec<(String, String)>,
-    /// What could not be measured, and why, as words.
+    /// The points that could not be measured, with the reason, as text.
     pub(crate) skipped: Vec<String>,
     pub(crate) rows: Vec<Row>,
 }
@@ -182,12 +183,12 @@ impl Document {
         })
     }
 
-    /// Whether the figures are of something that is no RDMA adapter.
+    /// Whether the link is not hardware.
     pub(crate) fn is_software(&self) -> bool {
         self.link != "hardware"
     }
 
-    /// What carries its packets, in words.
+    /// What carries the packets, as text.
     pub(crate) fn link_in_words(&self) -> &'static str {
         match self.link.as_str() {
             "hardware" => "an RDMA adapter",
@@ -212,7 +213,7 @@ impl Row {
         };
         row.number(kind.main_metric())?
             .ok_or_else(|| format!("\"{}\" is missing", kind.main_metric()))?;
-        // All that anyone may ask of it later is looked at now.
+        // Validates every metric now, so that later accesses cannot fail.
         for key in row.fields.keys() {
             if key == "lat_cdf" {
                 row.read_cdf()?;
@@ -225,7 +226,7 @@ impl Row {
         Ok(row)
     }
 
-    /// A figure, where it has it.
+    /// A metric, if the row has it.
     fn number(&self, key: &str) -> Result<Option<Figure>, String> {
         self.fields
             .get(key)
@@ -234,22 +235,22 @@ impl Row {
             .transpose()
     }
 
-    /// A figure, where it has it.
+    /// A metric, if the row has it.
     pub(crate) fn figure(&self, key: &str) -> Option<Figure> {
         self.number(key).ok().flatten()
     }
 
-    /// What a figure depends on, as text.
+    /// A parameter, as text.
     pub(crate) fn parameter(&self, key: &str) -> Option<String> {
         self.fields.get(key).map(words)
     }
 
-    /// The same as a number.
+    /// A parameter, as a number.
     pub(crate) fn parameter_number(&self, key: &str) -> Option<f64> {
         self.fields.get(key).and_then(Value::as_f64)
     }
 
-    /// One figure per repeat.
+    /// A metric's value in each repeat.
     pub(crate) fn samples(&self, key: &str) -> Vec<f64> {
         self.read_samples(key).unwrap_or_default()
     }
@@ -264,7 +265,7 @@ impl Row {
             .map_err(|reason| format!("\"{key}\" {reason}"))
     }
 
-    /// The distribution of latencies: which fraction took at most so many ns.
+    /// The distribution of latencies: fractions, and the ns that they did not exceed.
     pub(crate) fn cdf(&self) -> Vec<(Figure, Figure)> {
         self.read_cdf().unwrap_or_default()
     }
@@ -292,7 +293,7 @@ impl Row {
     }
 }
 
-/// Whether a row's field of this name is a figure.
+/// Whether a row's field of this name is a metric.
 fn is_metric(key: &str) -> bool {
     [
         "bw_", "msg_rate", "lat_", "busbw_", "algbw_", "time_us", "cpu_", "raw_copy",
@@ -325,7 +326,7 @@ fn list<T>(from: &Map<String, Value>, key: &str, read: impl Fn(&Value) -> Result
     }
 }
 
-/// JSON itself knows no NaN, and the parser refuses what no double can hold.
+/// JSON has no NaN, and the parser refuses numbers that do not fit in a double.
 fn figure(value: &Value) -> Result<Figure, String> {
     match value {
         Value::Number(number) => match number.as_f64() {
@@ -339,7 +340,7 @@ fn figure(value: &Value) -> Result<Figure, String> {
     }
 }
 
-/// A rate in bytes per second or a time; of other limits nothing can be drawn.
+/// A rate in bytes per second or a time; other limits cannot be drawn.
 fn limit(value: &Value) -> Result<Option<Limit>, String> {
     let fields = object(value)?;
     let name = text(fields, "name")?;
@@ -357,7 +358,7 @@ fn limit(value: &Value) -> Result<Option<Limit>, String> {
         .transpose()
 }
 
-/// Text of a result, one line, not long, and with nothing in it that turns the direction of what follows.
+/// Text of a result: one line, shortened, without characters that change the text direction.
 fn text_of(text: &str) -> String {
     let turns = |c: &char| !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut short: String = one_line(text).chars().filter(turns).take(TEXT).collect();
@@ -367,7 +368,7 @@ fn text_of(text: &str) -> String {
     short
 }
 
-/// A value as it is read by people: text without its quotes, an object as `name value, …`.
+/// A value as text: strings without quotes, an object as `name value, …`.
 fn words(value: &Value) -> String {
     match value {
         Value::String(text) => text_of(text),
@@ -390,7 +391,7 @@ fn words(value: &Value) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// A document of rows, for tests of what is made of it.
+    /// A document of rows, for tests.
     pub(crate) fn document(file: &str, link: &str, rows: &str) -> Document {
         let text = format!(
             r#"{{"tool":"doorbell","version":"0.1.0","test":"write_bw","device":"soft0","link":"{link}","memory":"host","results":[{rows}]}}"#

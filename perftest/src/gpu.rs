@@ -1,4 +1,5 @@
-//! `doorbell gpu`: the GPUs of this process, and for each adapter and GPU which paths there are between them, and why not the others.
+//! `doorbell gpu`: the GPUs of this process, and for each adapter and GPU the paths between them,
+//! and why others are not available.
 
 use std::fmt::Write;
 
@@ -21,7 +22,7 @@ struct Listing {
     gpus: Vec<Entry>,
     /// Each device with each GPU.
     paths: Vec<Pair>,
-    /// What could not be looked at, and why.
+    /// What could not be checked, and why.
     notes: Vec<String>,
 }
 
@@ -33,15 +34,15 @@ struct Entry {
     pci: String,
     memory_bytes: usize,
     compute_capability: String,
-    /// How it reaches the others.
+    /// Its links to the other GPUs.
     peers: Vec<Reach>,
-    /// For whom writes of adapters are in order without a flush: nobody, owner, all-devices.
+    /// Which devices see an adapter's writes in order without a flush: nobody, owner, all-devices.
     writes_ordering: &'static str,
-    /// What is done so that its kernels see what an adapter has written.
+    /// How its kernels are made to see what an adapter has written.
     flush: String,
-    /// Whether the processor can map its memory, for copies of few bytes.
+    /// Whether the CPU can map its memory, for small copies.
     small_copies: bool,
-    /// Each way of doing that which there is not, and why.
+    /// The methods of small copies that are not available, and why.
     small_copies_refused: Vec<Why>,
 }
 
@@ -76,10 +77,11 @@ struct Why {
     why: String,
 }
 
-/// Lists the GPUs and the paths. That there is no GPU, or no library of adapters, is a note, not an error.
+/// Lists the GPUs and the paths. A missing GPU or RDMA library is a note, not an error.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the userspace devices are asked for in a way that makes no sense; [`Failure::Test`] when a GPU cannot be used, or stdout does not take the list.
+/// [`Failure::Usage`] when the options of the userspace devices are invalid; [`Failure::Test`] when
+/// a GPU cannot be used, or stdout cannot be written.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
     let mut listing = Listing {

@@ -1,6 +1,8 @@
-//! A file that is there whole or not at all, whatever happens meanwhile: it is written beside its place, and put there when it is finished.
+//! An output file that is written atomically: into a temporary file beside it, which is renamed
+//! when it is complete.
 //!
-//! Links are followed: what they point to is replaced. What is no file (a pipe, a terminal, `/dev/null`) is written to as it is.
+//! Symbolic links are followed: their target is replaced. Pipes, terminals and `/dev/null` are
+//! written directly.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -11,24 +13,26 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::failure::{Failure, one_line};
 
-/// A file to be. Unless it is [finished](Output::finish) nothing is left of it.
+/// An output that is not written yet. Unless it is [finished](Output::finish), nothing is left of
+/// it.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// What the user calls it.
+    /// The path that the user gave.
     path: PathBuf,
     place: Place,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// Beside a file, to be put in its place.
+    /// A temporary file, and the path to rename it to.
     Beside { file: NamedTempFile, place: PathBuf },
-    /// What is no file.
+    /// Not a regular file.
     There(fs::File),
 }
 
 impl Output {
-    /// Begins one: early, so that nobody measures for an hour to learn that there is no such folder.
+    /// Creates the temporary file: before the measurement, so that a missing folder is reported at
+    /// once.
     ///
     /// # Errors
     /// [`Failure::Test`] that names the file.
@@ -42,18 +46,18 @@ impl Output {
         }
     }
 
-    /// Writes it, and puts it in its place.
+    /// Writes it and renames it.
     ///
     /// # Errors
-    /// [`Failure::Test`] that names the file; what was there before is there still.
+    /// [`Failure::Test`] that names the file; its previous content is kept.
     pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
         finish(self.place, bytes).map_err(|e| cannot(&self.path, &e))
     }
 
-    /// Writes a file at once.
+    /// Creates and writes a file.
     ///
     /// # Errors
-    /// As of [`begin`](Output::begin) and [`finish`](Output::finish).
+    /// As [`begin`](Output::begin) and [`finish`](Output::finish).
     pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         Output::begin(path)?.finish(bytes)
     }
@@ -63,7 +67,7 @@ fn place(path: &Path) -> io::Result<Place> {
     let place = match fs::metadata(path) {
         Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
         Ok(there) if !there.is_file() => return OpenOptions::new().write(true).open(path).map(Place::There),
-        // Renaming replaces a link, and not what it points to.
+        // A rename replaces a symbolic link, not its target.
         Ok(_) => fs::canonicalize(path)?,
         Err(_) => path.to_owned(),
     };
@@ -73,7 +77,7 @@ fn place(path: &Path) -> io::Result<Place> {
     };
     let file = Builder::new()
         .prefix(".doorbell-")
-        // As of any new file, less what the umask takes: a collector of metrics is another user.
+        // The mode of any new file, less the umask: a collector of metrics runs as another user.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder)?;
     Ok(Place::Beside { file, place })
@@ -126,7 +130,7 @@ mod tests {
             2,
             "nothing is left behind"
         );
-        // As far as the umask says, which tempfile's default would not allow.
+        // By the umask; tempfile's default is 0600.
         let plain = folder.path().join("plain");
         fs::write(&plain, "").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();

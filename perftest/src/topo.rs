@@ -1,4 +1,5 @@
-//! `doorbell topo`: adapters, GPUs and NUMA nodes of this host, how near they are to one another, and which NVLinks join GPUs.
+//! `doorbell topo`: adapters, GPUs and NUMA nodes of this host, their distances, and the NVLinks
+//! between GPUs.
 
 use std::env;
 use std::path::Path;
@@ -12,7 +13,7 @@ use crate::cli::TopoArgs;
 use crate::failure::Failure;
 use crate::report;
 
-/// Where sysfs is.
+/// sysfs of this host.
 const THIS_HOST: &str = "/sys";
 
 #[derive(Serialize)]
@@ -21,9 +22,9 @@ struct Listing<'a> {
     version: &'static str,
     #[serde(flatten)]
     host: &'a Host,
-    /// Of each two devices.
+    /// For each pair of devices.
     distances: Vec<Pair<'a>>,
-    /// Of each GPU.
+    /// For each GPU.
     affinity: Vec<Affinity<'a>>,
 }
 
@@ -31,20 +32,20 @@ struct Listing<'a> {
 struct Pair<'a> {
     devices: [&'a str; 2],
     distance: Distance,
-    /// Of two GPUs that NVLink joins: how near they are without it.
+    /// PCIe distance of two GPUs that NVLink joins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pcie_distance: Option<Distance>,
     #[serde(skip_serializing_if = "Option::is_none")]
     nvlinks: Option<u32>,
-    /// Of all these links, each way.
+    /// Total of all these links, each way.
     #[serde(skip_serializing_if = "Option::is_none")]
     nvlink_bytes_per_s: Option<u64>,
-    /// Whether two GPUs reach each other's memory at all, where the driver says.
+    /// Whether two GPUs have peer access, where the driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_access: Option<bool>,
 }
 
-/// A GPU's adapters, the nearest first.
+/// A GPU's adapters, nearest first.
 #[derive(Serialize)]
 struct Affinity<'a> {
     gpu: &'a str,
@@ -60,7 +61,7 @@ struct Near<'a> {
 /// Shows the topology. What could not be read is a note, not an error.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the folder is no sysfs; [`Failure::Test`] when stdout does not take it.
+/// [`Failure::Usage`] when the folder is no sysfs; [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     let host = read(&args.sysfs).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))?;
     if args.json {
@@ -73,7 +74,7 @@ pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// This host.
+/// The topology of this host.
 ///
 /// # Errors
 /// [`TopologyError`] when it has no sysfs.
@@ -115,7 +116,8 @@ fn listing(host: &Host) -> Listing<'_> {
     }
 }
 
-/// What sysfs says, and of this host's GPUs what NVIDIA's driver says. That is of another machine's copy only if it is asked for by name.
+/// The topology from sysfs, and from NVIDIA's driver for the GPUs of this host. For a copy of
+/// another machine's sysfs, the driver is used only if it is named explicitly.
 fn read(sysfs: &Path) -> Result<Host, TopologyError> {
     let name = gethostname().ok().and_then(|name| name.into_string().ok());
     let name = name.unwrap_or_else(|| "localhost".into());

@@ -1,4 +1,5 @@
-//! Which charts results make: bandwidth and message rate, latency and its distribution, collectives.
+//! Chooses the charts of results: bandwidth and message rate, latency and its distribution,
+//! collectives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +7,12 @@ use super::spread::{distribution, percentiles};
 use super::{Axis, Chart, MOST_SERIES, Mark, Point, Scale, Series, Unit};
 use crate::document::{Document, Figure, Kind, PARAMETERS, Row};
 
-/// What `--chart` may ask for.
+/// The names for `--chart`.
 pub(crate) fn ids() -> [&'static str; 7] {
     ["bandwidth", "rate", "latency", "percentiles", "cdf", "busbw", "time"]
 }
 
-/// A chart of one figure of rows of one kind.
+/// A chart of one metric of rows of one kind.
 struct Sort {
     id: &'static str,
     kind: Kind,
@@ -81,12 +82,12 @@ const SORTS: [Sort; 5] = [
 pub(super) struct Group<'a> {
     pub(super) file: usize,
     pub(super) document: &'a Document,
-    /// Values of [`PARAMETERS`], and of the size where that is none of the x axis.
+    /// Values of [`PARAMETERS`], and of the size where that is not on the x axis.
     pub(super) key: Vec<Option<String>>,
     pub(super) rows: Vec<&'a Row>,
 }
 
-/// All charts that these results make, in the order in which they are shown.
+/// All charts of these results, in order.
 pub(crate) fn charts(documents: &[Document]) -> Vec<Chart> {
     let mut charts = Vec::new();
     for sort in &SORTS {
@@ -108,7 +109,8 @@ pub(crate) fn charts(documents: &[Document]) -> Vec<Chart> {
     charts
 }
 
-/// What the x axis is of: the size, unless there is one size only and something else that was swept.
+/// The parameter on the x axis: the size, unless there is a single size and another swept
+/// parameter.
 fn x_axis(of: &[(usize, &Document)]) -> &'static str {
     let distinct = |key: &str| {
         let rows = of.iter().flat_map(|(_, document)| &document.rows);
@@ -145,7 +147,7 @@ pub(super) fn axis(key: &str, values: &[f64]) -> Axis {
         "inline_bytes" => ("inline up to (bytes)", Unit::Bytes),
         _ => ("ranks", Unit::Count),
     };
-    // 0 has no place on a logarithmic axis.
+    // 0 cannot be on a logarithmic axis.
     let scale = if values.contains(&0.0) {
         Scale::linear(values.iter().copied().fold(0.0, f64::max))
     } else {
@@ -158,7 +160,7 @@ pub(super) fn axis(key: &str, values: &[f64]) -> Axis {
     }
 }
 
-/// Rows that differ in nothing but `x` belong together.
+/// Groups rows that differ only in `x`.
 pub(super) fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for &(file, document) in of {
@@ -191,8 +193,8 @@ pub(super) fn groups<'a>(of: &[(usize, &'a Document)], x: &str) -> Vec<Group<'a>
     groups
 }
 
-/// Parameters that follow from what the x axis is of, besides that itself: they vary, and still no two rows of one x differ in them. A test makes do with less depth at large sizes, an
-/// algorithm is chosen by size.
+/// Parameters that depend on the one on the x axis: they vary, but no two rows of one x differ in
+/// them. Examples: a smaller depth at large sizes, an algorithm chosen by size.
 fn followers(document: &Document, x: &str) -> Vec<&'static str> {
     let follows = |name: &&str| {
         let mut by_x: BTreeMap<Option<String>, Option<String>> = BTreeMap::new();
@@ -208,7 +210,7 @@ fn followers(document: &Document, x: &str) -> Vec<&'static str> {
     PARAMETERS.into_iter().filter(follows).collect()
 }
 
-/// What tells a group from the others, in words.
+/// The parameters that distinguish a group from the others, as text.
 pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
     let mut words = Vec::new();
     if all.iter().any(|other| other.file != group.file) {
@@ -239,10 +241,12 @@ pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
     words.join(" · ")
 }
 
-/// Groups that one chart can hold, each part with what its groups have in common: one after the other it splits by what differs.
+/// Splits the groups into panels of at most [`MOST_SERIES`], by one differing parameter after the
+/// other.
 fn panels<'a>(groups: Vec<Group<'a>>) -> Vec<Vec<Group<'a>>> {
     let mut panels = vec![groups];
-    // The file, then from the last parameter of a sweep to the first: those that stay together are of the parameter that matters most.
+    // By the file, then by the parameters from the last to the first, so that the most important
+    // one varies within a panel.
     let place = |name: &str| {
         PARAMETERS
             .iter()
@@ -272,7 +276,7 @@ fn panels<'a>(groups: Vec<Group<'a>>) -> Vec<Vec<Group<'a>>> {
             })
             .collect();
     }
-    // Whatever else there is too much of.
+    // Splits by number what is still too much.
     panels
         .into_iter()
         .flat_map(|panel| panel.chunks(MOST_SERIES).map(<[_]>::to_vec).collect::<Vec<_>>())
@@ -301,7 +305,7 @@ fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
         points.map(|point| axis(&point)).collect()
     };
     let mut ys = values(|point| point.y);
-    // An interval that is much wider than all there is to see is cut off, and does not press the rest to the ground.
+    // An interval much wider than the range of values is cut off, instead of compressing the rest.
     let most = ys.iter().copied().fold(0.0, f64::max);
     ys.extend(
         values(|point| point.y + point.half_width.unwrap_or(0.0))
@@ -316,7 +320,7 @@ fn of_sort(sort: &Sort, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
             _ => "time",
         }
         .into(),
-        // A latency of 0, or what else has no place on such an axis, gets one on this.
+        // A latency of 0 requires a linear axis.
         scale: if sort.log && !ys.contains(&0.0) {
             Scale::log10(&ys)
         } else {
@@ -375,7 +379,7 @@ pub(super) fn numbered(id: &str, number: usize, several: bool) -> String {
     }
 }
 
-/// What all groups of a panel have in common and others have not.
+/// What the groups of a panel have in common that others have not.
 fn common(panel: &[Group<'_>], all: &[Group<'_>]) -> String {
     if panel.len() == all.len() {
         return String::new();
@@ -439,7 +443,7 @@ fn marks(sort: &Sort, of: &[(usize, &Document)]) -> Vec<Mark> {
     marks
 }
 
-/// That something in it is no adapter.
+/// The warning that a device is software.
 pub(super) fn banner(of: &[(usize, &Document)]) -> Option<String> {
     let soft = of.iter().find(|(_, document)| document.is_software())?.1;
     let which = if of.len() > 1 {

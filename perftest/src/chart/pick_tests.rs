@@ -1,4 +1,4 @@
-//! Results that are made up, and the charts of them.
+//! Made-up results, and their charts.
 
 use super::*;
 use crate::document::tests::document;

@@ -1,14 +1,14 @@
 //! A chart drawn as SVG.
 //!
-//! Colours are attributes, which any viewer shows; a page's style sheet overrides them by class, which is how a page has a dark side. Numbers are in `data-` attributes of the
-//! points and ticks.
+//! Colors are attributes, which any viewer shows; a page's style sheet overrides them by class, for
+//! its dark mode. Numbers are in `data-` attributes of the points and ticks.
 
 use std::fmt::Write;
 
 use super::text::{escape, width};
 use super::{Chart, MOST_SERIES, Mark, Point, Series};
 
-/// Colours of series on white, told apart by people who see few of them; markers differ, too.
+/// Colors of series on white, distinguishable with color blindness; markers differ, too.
 const COLOURS: [&str; MOST_SERIES] = [
     "#0b63ce", "#d9480f", "#0a8a5f", "#8f3fbf", "#a87900", "#c2255c", "#0b7f9e", "#5c6470",
 ];
@@ -21,7 +21,8 @@ const MUTED: &str = "#5b6675";
 const GRID: &str = "#e3e7ec";
 const FONT: &str = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif";
 
-/// Rules for a style sheet, by which all that is drawn here follows a page's light and dark: `--s0` and its like are in [`STYLES`]' first part, the second replaces them in the dark.
+/// Style sheet rules for light and dark mode: the variables `--s0` etc. in light mode, in dark
+/// mode, and the rules that use them.
 pub(crate) const STYLES: fn() -> (String, String, String) = || {
     let variables = |colours: &[&str], ink: &str, muted: &str, grid: &str, paper: &str| {
         let mut text = format!("--ink:{ink};--muted:{muted};--grid:{grid};--paper:{paper};");
@@ -46,21 +47,21 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
     )
 };
 
-/// The room a chart has.
+/// The layout of a chart.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Form {
-    /// What it is called.
+    /// Its name.
     pub(crate) name: &'static str,
     width: f64,
-    /// Of the plot alone.
+    /// Height of the plot.
     plot: f64,
     font: f64,
     left: f64,
-    /// At most so many ticks along each axis.
+    /// The most ticks along each axis.
     ticks: (usize, usize),
-    /// How large markers are.
+    /// Size of markers.
     marker: f64,
-    /// Whether title, device and version are drawn: where nothing around the chart says them.
+    /// Whether title, device and version are drawn, where the page does not have them.
     alone: bool,
     /// Whether it brings a style sheet along, by which it has a dark side; what makes pixels of it has no use for one.
     styled: bool,
@@ -79,7 +80,7 @@ impl Form {
         alone: false,
         styled: false,
     };
-    /// For a phone held upright.
+    /// For a phone in portrait.
     pub(crate) const NARROW: Form = Form {
         name: "narrow",
         width: 360.0,
@@ -107,7 +108,7 @@ impl Form {
     };
 }
 
-/// Draws.
+/// Draws a chart.
 pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
     let mut canvas = Canvas {
         out: String::new(),
@@ -123,7 +124,7 @@ pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
     let id = format!("{}-{}", escape(&chart.id), form.name);
     let (light, dark, rules) = STYLES();
     let style = if form.styled {
-        // Not in `:root`, which would be the page's where one has this file inline.
+        // Not in `:root`, which would be the page's where the file is inlined.
         format!(
             "<style>.doorbell-chart{{{light}}}@media (prefers-color-scheme:dark){{.doorbell-chart{{{dark}}}}}{rules}</style>"
         )
@@ -149,7 +150,7 @@ pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
 struct Canvas {
     out: String,
     form: Form,
-    /// All above this is drawn.
+    /// y coordinate where the next part starts.
     top: f64,
 }
 
@@ -167,7 +168,7 @@ impl Canvas {
         ));
     }
 
-    /// What a page would say around the chart.
+    /// Title and sources.
     fn head(&mut self, chart: &Chart) {
         let Form { width: w, font, .. } = self.form;
         self.put(format_args!(
@@ -195,7 +196,7 @@ impl Canvas {
         }
     }
 
-    /// Names of the series, in as many lines as they take.
+    /// Names of the series, in as many lines as they need.
     fn legend(&mut self, chart: &Chart) {
         let Form { width: w, font, .. } = self.form;
         let (begin, mut x) = (16.0, 16.0);
@@ -226,7 +227,7 @@ impl Canvas {
             ticks,
             ..
         } = self.form;
-        // What the y axis is of stands above it, where it can be read without turning the head.
+        // The y axis label is above the axis, horizontal.
         self.text(8.0, self.top + font, "start", "muted", font, &chart.y.label);
         let (top, right) = (self.top + font + 16.0, w - 18.0);
         let bottom = top + plot;
@@ -285,7 +286,7 @@ impl Canvas {
                 if let Some(half) = point.half_width.filter(|half| *half > 0.0) {
                     let (low, high) = (at_y((point.y - half).max(0.0)), at_y(point.y + half));
                     let style = series.style % MOST_SERIES;
-                    // One that goes on beyond the chart has no end in it.
+                    // An interval that continues beyond the chart has no cap.
                     let end = if chart.y.scale.place(point.y + half) < 1.0 {
                         "m-4 0h8"
                     } else {
@@ -304,7 +305,7 @@ impl Canvas {
         self.top = bottom + 2.0 * font + 26.0;
     }
 
-    /// Lines across.
+    /// Horizontal lines.
     fn marks(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64) {
         let left = self.form.left;
         for mark in &chart.marks {
@@ -320,25 +321,26 @@ impl Canvas {
         }
     }
 
-    /// The names of those, over all else: at the left, where bandwidth leaves room, or at the right where two would lie upon each other.
+    /// The names of the lines, on top of everything: at the left, or at the right where two would
+    /// overlap.
     fn names(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64, top: f64) {
         let Form { font, left, .. } = self.form;
         let mut marks: Vec<&Mark> = chart.marks.iter().collect();
         marks.sort_by(|a, b| b.value.total_cmp(&a.value));
-        // Where the last name at each side stands.
+        // y coordinate of the last name on each side.
         let mut taken = [f64::NEG_INFINITY; 2];
         for mark in marks {
             let y = at_y(mark.value);
             let size = font - 1.0;
             let name = format!("{}: {}", mark.name, chart.y.unit.show(mark.value));
             let name = shorten(&name, (right - left - 8.0) / size);
-            // Below the line where there is no room above it.
+            // Below the line where there is no space above it.
             let place = if y - size < top - 4.0 { y + size + 2.0 } else { y - 5.0 };
             let room = |side: usize| place - taken[side] >= size + 2.0;
             let side = match (room(0), room(1) && self.form.name != Form::NARROW.name) {
                 (true, _) => 0,
                 (false, true) => 1,
-                // The line has its name in its title, and the page in its table.
+                // The line has its name in its tooltip, and the page in its table.
                 (false, false) => continue,
             };
             taken[side] = place;
@@ -364,7 +366,7 @@ impl Canvas {
         ));
     }
 
-    /// A marker of the series' shape; `inside` is what else it holds.
+    /// A marker of the series' shape, with the child elements `inside`.
     fn marker(&mut self, style: usize, x: f64, y: f64, inside: &str) {
         let style = style % MOST_SERIES;
         let size = self.form.marker;
@@ -397,7 +399,7 @@ impl Canvas {
         }
     }
 
-    /// A marker with what it stands for; of a curve none that is seen, but one that a pointer finds.
+    /// A marker with its values; of a curve an invisible one, for the tooltip.
     fn point(&mut self, chart: &Chart, series: &Series, point: &Point, x: f64, y: f64) {
         let (x_shown, y_shown) = (chart.x.unit.show(point.x), chart.y.unit.show(point.y));
         let interval = point
@@ -426,7 +428,7 @@ impl Canvas {
     }
 }
 
-/// A text that is not wider than so many sizes of its font.
+/// A text shortened to `most` times its font size.
 fn shorten(text: &str, most: f64) -> String {
     if width(text) <= most {
         return text.to_owned();

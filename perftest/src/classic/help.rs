@@ -1,6 +1,6 @@
 //! `--help` and `--version` of the classic tools.
 
-use super::flags::{FLAGS, Flag, Ours};
+use super::flags::{FLAGS, Flag, Support};
 use super::tool::{Tool, Verb};
 
 /// The version of the C tools whose protocol and layout are implemented.
@@ -35,8 +35,8 @@ pub(crate) fn text(tool: Tool) -> String {
     );
     let (refused, taken): (Vec<&Flag>, Vec<&Flag>) = FLAGS
         .iter()
-        .filter(|flag| flag.on.has(tool))
-        .partition(|flag| matches!(flag.ours, Ours::Refused(_)));
+        .filter(|flag| flag.tools.has(tool))
+        .partition(|flag| matches!(flag.support, Support::Refused(_)));
     for flag in taken {
         text += &line(flag);
     }
@@ -87,7 +87,7 @@ mod tests {
                     line.split(|c: char| c == '=' || c.is_whitespace())
                         .any(|word| word == format!("--{}", flag.long))
                 });
-                assert_eq!(listed, flag.on.has(tool), "{} of {}", flag.long, tool.name());
+                assert_eq!(listed, flag.tools.has(tool), "{} of {}", flag.long, tool.name());
             }
             assert!(
                 text.lines()

@@ -1,6 +1,6 @@
 //! The output of the classic tools, to the column: pure functions from values to text.
 //!
-//! The column heads, widths and tabs are the C tools' interface, which scripts cut by position;
+//! The column column_heads, widths and tabs are the C tools' interface, which scripts cut by position;
 //! each function here gives the text of one part of a run. docs/CLASSIC.md lists where the C tools'
 //! numbers differ.
 
@@ -179,7 +179,7 @@ pub(crate) fn transport(transport: Transport) -> &'static str {
 fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
     let verb = settings.tool.verb;
     let sends = !settings.receives() || settings.bidirectional;
-    let takes = settings.receives() || settings.bidirectional;
+    let receives = settings.receives() || settings.bidirectional;
     let mut facts = Vec::new();
     let mut fact = |when: bool, name: &'static str, value: String| {
         if when {
@@ -203,7 +203,11 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
         "Recv Post List",
         settings.recv_post_list.to_string(),
     );
-    fact(verb == Verb::Send && takes, "RX depth", settings.rx_depth.to_string());
+    fact(
+        verb == Verb::Send && receives,
+        "RX depth",
+        settings.rx_depth.to_string(),
+    );
     fact(
         settings.tool.kind == Kind::Bw,
         "CQ Moderation",
@@ -222,17 +226,17 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
     fact(
         true,
         "rdma_cm QPs",
-        on_off(settings.exchange == Exchange::Managed).to_owned(),
+        on_off(settings.exchange == Exchange::RdmaCm).to_owned(),
     );
-    let way = match settings.exchange {
-        Exchange::Socket => "Ethernet",
-        Exchange::Managed | Exchange::OverManaged => "rdma_cm",
+    let method = match settings.exchange {
+        Exchange::Tcp => "Ethernet",
+        Exchange::RdmaCm | Exchange::OverRdmaCm => "rdma_cm",
     };
     let service = settings
         .type_of_service
         .map(|value| format!(" \tTOS    : {value}"))
         .unwrap_or_default();
-    fact(true, "Data ex. method", format!("{way}{service}"));
+    fact(true, "Data ex. method", format!("{method}{service}"));
     facts
 }
 
@@ -252,7 +256,7 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     if verb == Verb::Read {
         text += &format!(" OUT {}", hex(address.outstanding.into(), 4));
     }
-    if matches!(verb, Verb::Write | Verb::Read) && settings.exchange != Exchange::Managed {
+    if matches!(verb, Verb::Write | Verb::Read) && settings.exchange != Exchange::RdmaCm {
         text += &format!(" RKey {} VAddr {}", hex(address.rkey.into(), 8), hex(address.vaddr, 16));
     }
     if let Some(gid) = address.gid {
@@ -263,8 +267,8 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     text
 }
 
-/// The column heads.
-pub(crate) fn heads(settings: &Settings) -> String {
+/// The column column_heads.
+pub(crate) fn column_heads(settings: &Settings) -> String {
     let output = &settings.output;
     let text = match settings.tool.kind {
         Kind::Bw => {
@@ -299,12 +303,12 @@ fn cpu(output: &Output, percent: f64) -> String {
 }
 
 /// Averages below this many Gb/s have six decimals and other column widths.
-const FINE: f64 = 0.1;
+const FINE_GBITS: f64 = 0.1;
 
 /// A row of bandwidth.
 pub(crate) fn rates(output: &Output, row: &Rates, cpu_percent: f64) -> String {
     let average = bandwidth(output, row.average_bytes_per_s);
-    if output.gbits && average < FINE {
+    if output.gbits && average < FINE_GBITS {
         return format!(
             " {:<7}    {:<10}    {:<7.6}            {average:<7.6}            {:<7.6}{}",
             row.bytes,
@@ -360,7 +364,7 @@ pub(crate) fn latencies(settings: &Settings, row: &Latencies, cycles_per_ns: f64
 }
 
 /// The single value of `--output`.
-pub(crate) fn only(value: f64) -> String {
+pub(crate) fn single_value(value: f64) -> String {
     format!("{value:.6}")
 }
 

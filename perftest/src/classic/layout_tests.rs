@@ -9,8 +9,8 @@ use super::tool::Tool;
 
 fn settings(line: &str) -> Settings {
     let mut words = line.split_whitespace().map(str::to_owned);
-    let tool = Tool::called(words.next().unwrap().as_ref()).unwrap();
-    match options::understand(tool, getopt::parse(tool, words).unwrap()).unwrap() {
+    let tool = Tool::from_program_name(words.next().unwrap().as_ref()).unwrap();
+    match options::interpret(tool, getopt::parse(tool, words).unwrap()).unwrap() {
         Request::Test(settings) => *settings,
         other => panic!("{line}: {other:?}"),
     }
@@ -33,7 +33,7 @@ fn header(line: &str) -> String {
     layout::header(&settings(line), &soft())
 }
 
-fn managed(line: &str, exchange: Exchange, type_of_service: Option<u8>) -> Settings {
+fn with_exchange(line: &str, exchange: Exchange, type_of_service: Option<u8>) -> Settings {
     Settings {
         exchange,
         type_of_service,
@@ -95,7 +95,7 @@ fn headers_of_clients() {
     );
     assert_eq!(
         layout::header(
-            &managed("ib_write_bw h -n 100 -q 2", Exchange::Managed, Some(32)),
+            &with_exchange("ib_write_bw h -n 100 -q 2", Exchange::RdmaCm, Some(32)),
             &soft()
         ),
         like_write_bw(&[
@@ -108,7 +108,7 @@ fn headers_of_clients() {
         ])
     );
     assert_eq!(
-        layout::header(&managed("ib_write_bw h", Exchange::OverManaged, None), &soft()),
+        layout::header(&with_exchange("ib_write_bw h", Exchange::OverRdmaCm, None), &soft()),
         like_write_bw(&[("method : Ethernet", "method : rdma_cm")])
     );
 }
@@ -175,7 +175,11 @@ fn addresses() {
         " remote address: LID 0000 QPN 0x8927d PSN 0x78ca19"
     );
     assert_eq!(
-        layout::address(&managed("ib_write_bw", Exchange::Managed, None), Side::Remote, &address),
+        layout::address(
+            &with_exchange("ib_write_bw", Exchange::RdmaCm, None),
+            Side::Remote,
+            &address
+        ),
         " remote address: LID 0000 QPN 0x8927d PSN 0x78ca19"
     );
     address.lid = 0x11;
@@ -229,7 +233,7 @@ fn lines_of_bandwidth() {
         row(8_388_608, 100, Some(3475.98), 3475.98, 0.000_434, mib),
         0.0,
     );
-    for (line, heads) in [
+    for (line, column_heads) in [
         (
             "ib_write_bw",
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]",
@@ -243,7 +247,7 @@ fn lines_of_bandwidth() {
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]    CPU_Util[%]",
         ),
     ] {
-        assert_eq!(layout::heads(&settings(line)), heads);
+        assert_eq!(layout::column_heads(&settings(line)), column_heads);
     }
 }
 
@@ -317,7 +321,7 @@ fn lines_of_latency() {
         ),
         " 2             77071            12.98          77066.15\t    99.00"
     );
-    for (line, heads) in [
+    for (line, column_heads) in [
         (
             "ib_read_lat",
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] ",
@@ -331,12 +335,12 @@ fn lines_of_latency() {
             " #bytes        #iterations       t_avg[usec]    tps average    CPU_Util[%]",
         ),
     ] {
-        assert_eq!(layout::heads(&settings(line)), heads);
+        assert_eq!(layout::column_heads(&settings(line)), column_heads);
     }
 }
 
 #[test]
-fn samples_are_numbered_in_the_order_asked_for() {
+fn samples_are_numbered_sorted_or_as_measured() {
     let samples = [1_945_820.0, 951.777, 1082.02, 1_000_000_000.0, 0.0, 0.012_345_678];
     assert_eq!(
         layout::samples(&settings("ib_send_lat -U").output, &samples, 1.0),
@@ -353,9 +357,9 @@ fn samples_are_numbered_in_the_order_asked_for() {
 }
 
 #[test]
-fn one_figure_alone() {
-    assert_eq!(layout::only(4_461.509_635), "4461.509635");
-    assert_eq!(layout::only(0.042_398), "0.042398");
+fn a_single_value() {
+    assert_eq!(layout::single_value(4_461.509_635), "4461.509635");
+    assert_eq!(layout::single_value(0.042_398), "0.042398");
 }
 
 /// The C tool's output of a slowed run: below 0.1 Gb/s there are more decimals, in other columns.

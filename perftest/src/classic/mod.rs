@@ -7,8 +7,8 @@
 //! `json` as a report. Results are computed as in `doorbell bw` and `doorbell lat` (`stats`), so
 //! none of the C tools' values known to be wrong is reproduced; docs/CLASSIC.md lists each.
 
-mod begin;
 mod bw;
+mod control;
 #[cfg(test)]
 mod documented;
 mod flags;
@@ -25,8 +25,8 @@ mod options_tests;
 pub(crate) mod printer;
 mod run;
 pub(crate) mod settings;
-mod spin;
-pub(crate) mod station;
+mod spin_wait;
+pub(crate) mod test_end;
 pub(crate) mod tool;
 pub(crate) mod wire;
 

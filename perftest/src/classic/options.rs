@@ -9,20 +9,20 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::flags::Ours;
-use super::getopt::{Given, Line};
-use super::settings::{Atomic, Cuda, Exchange, Length, Only, Output, Rate, Settings, Transport};
+use super::flags::Support;
+use super::getopt::{GivenOption, ParsedArgs};
+use super::settings::{Atomic, Cuda, Exchange, Output, Rate, Settings, SingleMetric, TestLength, Transport};
 use super::tool::{Kind, Tool, Verb};
-use crate::device::Which;
+use crate::device::GpuSelector;
 use crate::failure::{Failure, one_line};
 use crate::units::parse_bytes;
 
 /// Queue depths.
 const DEPTH: RangeInclusive<u32> = 1..=15_000;
 /// Messages longer than this complete one by one (cq_mod 1), unless `-Q` is given.
-const MODERATED: u64 = 8192;
+const CQ_MOD_MAX_SIZE: u64 = 8192;
 /// Duration of each report of `--run_infinitely` without `-D`.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What a command line requests.
 #[derive(Debug)]
@@ -37,12 +37,12 @@ pub(crate) enum Request {
 
 /// The options given; the others get their defaults later.
 #[derive(Default)]
-struct Raw {
+struct RawOptions {
     host: Option<String>,
     port: Option<u16>,
     source: Option<IpAddr>,
-    managed: bool,
-    over_managed: bool,
+    rdma_cm: bool,
+    over_rdma_cm: bool,
     device: Option<String>,
     device_port: Option<u8>,
     gid_index: Option<u8>,
@@ -98,7 +98,7 @@ struct Raw {
     histogram: bool,
     unsorted: bool,
     both: bool,
-    only: Option<Only>,
+    only: Option<SingleMetric>,
     cpu: bool,
     no_peak: bool,
     json: bool,
@@ -109,7 +109,7 @@ struct Raw {
 ///
 /// # Errors
 /// [`Failure::Usage`] names the option that cannot be met, with advice.
-pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
+pub(crate) fn interpret(tool: Tool, line: ParsedArgs) -> Result<Request, Failure> {
     // As in the C tools, these win over all other options.
     for given in &line.options {
         match given.flag.long {
@@ -118,9 +118,9 @@ pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
             _ => {}
         }
     }
-    let mut raw = Raw::default();
+    let mut raw = RawOptions::default();
     for given in &line.options {
-        take(&mut raw, tool, given)?;
+        apply(&mut raw, tool, given)?;
     }
     let mut operands = line.operands.into_iter();
     raw.host = operands.next();
@@ -131,18 +131,18 @@ pub(crate) fn understand(tool: Tool, line: Line) -> Result<Request, Failure> {
         )));
     }
     contradictions(&raw, tool)?;
-    settle(raw, tool).map(|settings| Request::Test(Box::new(settings)))
+    with_defaults(raw, tool).map(|settings| Request::Test(Box::new(settings)))
 }
 
 /// Applies one option.
-fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
+fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Failure> {
     match given.flag.long {
         "all" => raw.all = true,
         "atomic_type" => {
             raw.atomic = Some(match given.value.as_str() {
                 "FETCH_AND_ADD" => Atomic::FetchAdd,
                 "CMP_AND_SWAP" => Atomic::CompareSwap,
-                _ => return Err(wrong(given, "FETCH_AND_ADD or CMP_AND_SWAP")),
+                _ => return Err(invalid_value(given, "FETCH_AND_ADD or CMP_AND_SWAP")),
             });
         }
         "bidirectional" => raw.bidirectional = true,
@@ -163,7 +163,7 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "hop_limit" => raw.hop_limit = Some(number(given, 0..=255)?),
         "mtu" => match number(given, 256..=4096)? {
             mtu @ (256 | 512 | 1024 | 2048 | 4096) => raw.mtu = Some(mtu),
-            _ => return Err(wrong(given, "256, 512, 1024, 2048 or 4096")),
+            _ => return Err(invalid_value(given, "256, 512, 1024, 2048 or 4096")),
         },
         "iters" => raw.iterations = Some(number(given, 5..=100_000_000)?),
         "noPeak" => raw.no_peak = true,
@@ -171,13 +171,14 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "port" => raw.port = Some(number(given, 1..=65_535)?),
         "qp" => raw.qps = Some(number(given, 1..=16_384)?),
         "cq-mod" => raw.cq_mod = Some(number(given, 1..=1024)?),
-        "rdma_cm" => raw.managed = true,
+        "rdma_cm" => raw.rdma_cm = true,
         "rx-depth" => raw.rx_depth = Some(number(given, DEPTH)?),
         "size" => {
             let size = parse_bytes(&given.value)
                 .ok()
                 .filter(|size| (1..1 << 31).contains(size));
-            raw.size = Some(size.ok_or_else(|| wrong(given, "bytes from 1 to 2147483647, such as 64, 4K or 1M"))?);
+            raw.size =
+                Some(size.ok_or_else(|| invalid_value(given, "bytes from 1 to 2147483647, such as 64, 4K or 1M"))?);
         }
         "sl" => raw.service_level = Some(number(given, 0..=15)?),
         "tx-depth" => raw.tx_depth = Some(number(given, DEPTH)?),
@@ -186,14 +187,14 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
         "limit_bw" => raw.least_bandwidth = Some(fraction(given)?),
         "gid-index" => raw.gid_index = Some(number(given, 0..=255)?),
         "limit_msgrate" => raw.least_rate = Some(fraction(given)?),
-        "com_rdma_cm" => raw.over_managed = true,
+        "com_rdma_cm" => raw.over_rdma_cm = true,
         "out_json" => raw.json = true,
         "out_json_file" => raw.json_file = Some(PathBuf::from(&given.value)),
         "cpu_util" => raw.cpu = true,
         "force-link" => match given.value.to_ascii_lowercase().as_str() {
             "ib" => raw.link = Some(true),
             "ethernet" => raw.link = Some(false),
-            _ => return Err(wrong(given, "IB or Ethernet")),
+            _ => return Err(invalid_value(given, "IB or Ethernet")),
         },
         "ipv6" => raw.ipv6 = true,
         "source_ip" => {
@@ -201,7 +202,7 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
                 given
                     .value
                     .parse()
-                    .map_err(|_| wrong(given, "an IP address, such as 10.0.0.1"))?,
+                    .map_err(|_| invalid_value(given, "an IP address, such as 10.0.0.1"))?,
             );
         }
         "latency_gap" => raw.gap = Some(number(given, 0..=u64::from(u32::MAX))?),
@@ -231,32 +232,35 @@ fn take(raw: &mut Raw, tool: Tool, given: &Given) -> Result<(), Failure> {
             raw.rate = Some(
                 Some(rate)
                     .filter(|rate| *rate > 0.0)
-                    .ok_or_else(|| wrong(given, "more than 0"))?,
+                    .ok_or_else(|| invalid_value(given, "more than 0"))?,
             );
         }
         "rate_units" => match given.value.as_str() {
             "M" | "g" | "p" => raw.rate_unit = given.value.chars().next(),
-            _ => return Err(wrong(given, "M (MiB/s), g (Gb/s) or p (messages/s)")),
+            _ => return Err(invalid_value(given, "M (MiB/s), g (Gb/s) or p (messages/s)")),
         },
         "rate_limit_type" => match given.value.as_str() {
             "SW" => {}
-            _ => return Err(wrong(given, "SW: adapters' own limiters are not set up here")),
+            _ => return Err(invalid_value(given, "SW: adapters' own limiters are not set up here")),
         },
         other => {
-            debug_assert!(matches!(given.flag.ours, Ours::Refused(_)), "nothing takes --{other}");
+            debug_assert!(
+                matches!(given.flag.support, Support::Refused(_)),
+                "nothing takes --{other}"
+            );
         }
     }
     Ok(())
 }
 
 /// A whole number within a range.
-fn number<T>(given: &Given, range: RangeInclusive<T>) -> Result<T, Failure>
+fn number<T>(given: &GivenOption, range: RangeInclusive<T>) -> Result<T, Failure>
 where
     T: FromStr + PartialOrd + std::fmt::Display,
 {
     let value = given.value.parse().ok().filter(|value| range.contains(value));
     value.ok_or_else(|| {
-        wrong(
+        invalid_value(
             given,
             &format!("a whole number from {} to {}", range.start(), range.end()),
         )
@@ -264,16 +268,16 @@ where
 }
 
 /// A number that is not negative.
-fn fraction(given: &Given) -> Result<f64, Failure> {
+fn fraction(given: &GivenOption) -> Result<f64, Failure> {
     let value = given
         .value
         .parse()
         .ok()
         .filter(|value: &f64| value.is_finite() && *value >= 0.0);
-    value.ok_or_else(|| wrong(given, "a number of at least 0"))
+    value.ok_or_else(|| invalid_value(given, "a number of at least 0"))
 }
 
-fn wrong(given: &Given, wanted: &str) -> Failure {
+fn invalid_value(given: &GivenOption, wanted: &str) -> Failure {
     Failure::usage(format!(
         "{} {} ({}): give {wanted}",
         given.flag.name(),
@@ -282,7 +286,7 @@ fn wrong(given: &Given, wanted: &str) -> Failure {
     ))
 }
 
-fn transport(given: &Given, tool: Tool) -> Result<Transport, Failure> {
+fn transport(given: &GivenOption, tool: Tool) -> Result<Transport, Failure> {
     match (given.value.as_str(), tool.verb) {
         ("RC", _) => Ok(Transport::Rc),
         ("UC", Verb::Write | Verb::Send) => Ok(Transport::Uc),
@@ -300,22 +304,22 @@ fn transport(given: &Given, tool: Tool) -> Result<Transport, Failure> {
             "-c {} is not supported: it is an extension of one vendor's library, use RC",
             given.value
         ))),
-        _ => Err(wrong(given, "RC, UC or UD")),
+        _ => Err(invalid_value(given, "RC, UC or UD")),
     }
 }
 
-fn only(given: &Given, tool: Tool) -> Result<Only, Failure> {
+fn only(given: &GivenOption, tool: Tool) -> Result<SingleMetric, Failure> {
     match (given.value.as_str(), tool.kind) {
-        ("bandwidth", Kind::Bw) => Ok(Only::Bandwidth),
-        ("message_rate", Kind::Bw) => Ok(Only::MessageRate),
-        ("latency", Kind::Lat) => Ok(Only::Latency),
-        (_, Kind::Bw) => Err(wrong(given, "bandwidth or message_rate")),
-        (_, Kind::Lat) => Err(wrong(given, "latency")),
+        ("bandwidth", Kind::Bw) => Ok(SingleMetric::Bandwidth),
+        ("message_rate", Kind::Bw) => Ok(SingleMetric::MessageRate),
+        ("latency", Kind::Lat) => Ok(SingleMetric::Latency),
+        (_, Kind::Bw) => Err(invalid_value(given, "bandwidth or message_rate")),
+        (_, Kind::Lat) => Err(invalid_value(given, "latency")),
     }
 }
 
 /// Refuses options that do not go together.
-fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
+fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
     let timed = raw.duration.is_some() || raw.forever;
     let send = tool.verb == Verb::Send;
     let gpu = raw.gpu.is_some() || raw.gpu_bus.is_some();
@@ -353,15 +357,15 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
         ),
         (
             gpu && tool.verb == Verb::Atomic,
-            "--use_cuda: what atomics come back to is read by the processor: leave it out",
+            "--use_cuda: the results of atomics are read by the CPU: leave it out",
         ),
         (
             gpu && tool.verb == Verb::Write && tool.kind == Kind::Lat,
-            "--use_cuda: ib_write_lat sees a message by looking at its last byte, which the processor cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu",
+            "--use_cuda: ib_write_lat polls the last byte of a message, which the CPU cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu",
         ),
         (
             gpu && raw.inline.is_some_and(|bytes| bytes > 0),
-            "-I does not go with --use_cuda: it is the processor that copies what travels inline",
+            "-I does not go with --use_cuda: the CPU copies the inline payload",
         ),
         (
             gpu && raw.huge_pages,
@@ -373,19 +377,19 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
         ),
         (raw.vector.is_some() && !raw.events, "-X goes with -e"),
         (
-            raw.managed && raw.over_managed,
+            raw.rdma_cm && raw.over_rdma_cm,
             "-R and -z are two ways to connect: leave one out",
         ),
         (
-            raw.managed && raw.transport == Some(Transport::Uc),
-            "-R connects RC and UD: the connection manager knows no UC",
+            raw.rdma_cm && raw.transport == Some(Transport::Uc),
+            "-R connects RC and UD: the connection manager connects no UC",
         ),
         (
-            raw.managed && raw.transport == Some(Transport::Ud),
+            raw.rdma_cm && raw.transport == Some(Transport::Ud),
             "-R connects RC here: datagrams find each other by -z, or over TCP",
         ),
         (
-            raw.type_of_service.is_some() && !raw.managed,
+            raw.type_of_service.is_some() && !raw.rdma_cm,
             "-T goes with -R; --tclass sets the traffic class of other queue pairs",
         ),
         (
@@ -412,12 +416,12 @@ fn contradictions(raw: &Raw, tool: Tool) -> Result<(), Failure> {
 }
 
 /// Fills in the defaults, as the C tools do.
-fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
+fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Failure> {
     let bw = tool.kind == Kind::Bw;
     let length = length(&raw, tool)?;
     let iterations = match length {
-        Length::Iterations(count) => Some(u32::try_from(count).unwrap_or(u32::MAX)),
-        Length::Duration { .. } => None,
+        TestLength::Iterations(count) => Some(u32::try_from(count).unwrap_or(u32::MAX)),
+        TestLength::Duration { .. } => None,
     };
     let at_most_all = |depth: u32| iterations.map_or(depth, |iterations| depth.min(iterations));
     let (post_list, recv_post_list) = (raw.post_list.unwrap_or(1), raw.recv_post_list.unwrap_or(1));
@@ -433,7 +437,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         (None, Transport::Ud, Some(iterations)) => iterations.min(*DEPTH.end()),
         (None, ..) => at_most_all(recv_post_list.max(512)),
     };
-    lists(&raw, iterations, tx_depth, rx_depth)?;
+    check_lists(&raw, iterations, tx_depth, rx_depth)?;
     let qps = raw.qps.unwrap_or(1);
     if raw.shared_receive && rx_depth < qps {
         return Err(Failure::usage(format!(
@@ -454,7 +458,7 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         _ if !bw => 1,
         Some(cq_mod) => cq_mod,
         None if post_list > 1 => post_list,
-        None if size > MODERATED && !raw.all && !raw.events => 1,
+        None if size > CQ_MOD_MAX_SIZE && !raw.all && !raw.events => 1,
         None => 100,
     };
     let rate = raw.rate.map(|rate| {
@@ -475,10 +479,10 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         host: raw.host,
         port: raw.port.unwrap_or(18_515),
         source: raw.source,
-        exchange: match (raw.managed, raw.over_managed) {
-            (true, _) => Exchange::Managed,
-            (_, true) => Exchange::OverManaged,
-            _ => Exchange::Socket,
+        exchange: match (raw.rdma_cm, raw.over_rdma_cm) {
+            (true, _) => Exchange::RdmaCm,
+            (_, true) => Exchange::OverRdmaCm,
+            _ => Exchange::Tcp,
         },
         device: raw.device,
         device_port: raw.device_port.unwrap_or(1),
@@ -515,8 +519,8 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
         vector: raw.vector.unwrap_or(0),
         shared_receive: raw.shared_receive,
         cuda: match (raw.gpu, raw.gpu_bus) {
-            (Some(number), _) => Some(Which::Number(number)),
-            (None, bus) => bus.map(Which::Bus),
+            (Some(number), _) => Some(GpuSelector::Number(number)),
+            (None, bus) => bus.map(GpuSelector::Bus),
         }
         .map(|gpu| Cuda {
             gpu,
@@ -551,10 +555,10 @@ fn settle(raw: Raw, tool: Tool) -> Result<Settings, Failure> {
     })
 }
 
-fn length(raw: &Raw, tool: Tool) -> Result<Length, Failure> {
+fn length(raw: &RawOptions, tool: Tool) -> Result<TestLength, Failure> {
     if raw.forever {
-        let duration = raw.duration.map_or(REPORT_EVERY, Duration::from_secs);
-        return Ok(Length::Duration {
+        let duration = raw.duration.map_or(REPORT_INTERVAL, Duration::from_secs);
+        return Ok(TestLength::Duration {
             duration,
             margin: Duration::ZERO,
         });
@@ -565,7 +569,7 @@ fn length(raw: &Raw, tool: Tool) -> Result<Length, Failure> {
         } else {
             1000
         };
-        return Ok(Length::Iterations(raw.iterations.unwrap_or(default)));
+        return Ok(TestLength::Iterations(raw.iterations.unwrap_or(default)));
     };
     let margin = raw.margin.unwrap_or(seconds / 4);
     if margin * 2 >= seconds {
@@ -573,14 +577,14 @@ fn length(raw: &Raw, tool: Tool) -> Result<Length, Failure> {
             "-f {margin} leaves nothing of -D {seconds}: give a margin of less than half of it"
         )));
     }
-    Ok(Length::Duration {
+    Ok(TestLength::Duration {
         duration: Duration::from_secs(seconds),
         margin: Duration::from_secs(margin),
     })
 }
 
-/// Whether post lists fit in the queues and divide the number of messages.
-fn lists(raw: &Raw, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
+/// Whether post check_lists fit in the queues and divide the number of messages.
+fn check_lists(raw: &RawOptions, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
     for (flag, list, queue, depth) in [
         ("-l", raw.post_list, "-t", tx_depth),
         ("--recv_post_list", raw.recv_post_list, "-r", rx_depth),

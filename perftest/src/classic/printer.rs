@@ -8,7 +8,7 @@
 
 use super::json;
 use super::layout::{self, Address, Header, Latencies, Rates, Side};
-use super::settings::{Only, Settings};
+use super::settings::{Settings, SingleMetric};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::report::print_line;
@@ -24,13 +24,13 @@ pub(crate) struct Directions {
 
 /// A row of results, with this end's CPU use.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Line {
+pub(crate) enum ResultRow {
     /// Of a bandwidth test.
     Rates {
         /// Both directions together.
         total: Rates,
         /// Each direction, in a bidirectional test.
-        apart: Option<Directions>,
+        directions: Option<Directions>,
         /// CPU use of this end in percent of one core.
         cpu_percent: f64,
     },
@@ -49,7 +49,7 @@ pub(crate) struct Printer<'a> {
     /// The file of the JSON report.
     report: Option<Output>,
     header: Option<Header>,
-    lines: Vec<Line>,
+    lines: Vec<ResultRow>,
     cycles_per_ns: f64,
     headed: bool,
 }
@@ -81,11 +81,11 @@ impl<'a> Printer<'a> {
     /// As [`print_line`]; so do all that print.
     pub(crate) fn waiting(&self) -> Result<(), Failure> {
         if self.settings.list_moderates {
-            self.say(&layout::post_list_notice())?;
+            self.print(&layout::post_list_notice())?;
         }
         // With --reversed the C tools' client prints it.
         if self.settings.receives() {
-            self.say(&layout::waiting())
+            self.print(&layout::waiting())
         } else {
             Ok(())
         }
@@ -96,7 +96,7 @@ impl<'a> Printer<'a> {
     /// # Errors
     /// As [`print_line`].
     pub(crate) fn waiting_for_queue_pairs(&self) -> Result<(), Failure> {
-        self.say(&layout::waiting_for_queue_pairs())
+        self.print(&layout::waiting_for_queue_pairs())
     }
 
     /// Prints the header.
@@ -104,7 +104,7 @@ impl<'a> Printer<'a> {
     /// # Errors
     /// As [`print_line`].
     pub(crate) fn header(&mut self, header: &Header) -> Result<(), Failure> {
-        self.say(&layout::header(self.settings, header))?;
+        self.print(&layout::header(self.settings, header))?;
         self.header = Some(header.clone());
         Ok(())
     }
@@ -116,37 +116,45 @@ impl<'a> Printer<'a> {
     pub(crate) fn addresses(&self, local: &[Address], remote: &[Address]) -> Result<(), Failure> {
         for (side, addresses) in [(Side::Local, local), (Side::Remote, remote)] {
             for address in addresses {
-                self.say(&layout::address(self.settings, side, address))?;
+                self.print(&layout::address(self.settings, side, address))?;
             }
         }
-        self.say(layout::RULE)
+        self.print(layout::RULE)
     }
 
-    /// Prints the column heads. The passive end of READs and atomics prints none for latency.
+    /// Prints the column column_heads. The passive end of READs and atomics prints none for latency.
     ///
     /// # Errors
     /// As [`print_line`].
-    pub(crate) fn heads(&mut self) -> Result<(), Failure> {
+    pub(crate) fn column_heads(&mut self) -> Result<(), Failure> {
         self.headed = true;
-        self.say(&layout::heads(self.settings))
+        self.print(&layout::column_heads(self.settings))
     }
 
     /// Prints a row of bandwidth.
     ///
     /// # Errors
     /// As [`print_line`].
-    pub(crate) fn rates(&mut self, total: Rates, apart: Option<Directions>, cpu_percent: f64) -> Result<(), Failure> {
+    pub(crate) fn rates(
+        &mut self,
+        total: Rates,
+        directions: Option<Directions>,
+        cpu_percent: f64,
+    ) -> Result<(), Failure> {
         let output = &self.settings.output;
-        self.lines.push(Line::Rates {
+        self.lines.push(ResultRow::Rates {
             total,
-            apart,
+            directions,
             cpu_percent,
         });
         match output.only {
-            Some(Only::Bandwidth) => print_line(&layout::only(layout::bandwidth(output, total.average_bytes_per_s))),
-            Some(Only::MessageRate) => print_line(&layout::only(total.messages_per_s / 1e6)),
-            Some(Only::Latency) => Ok(()),
-            None => self.say(&layout::rates(output, &total, cpu_percent)),
+            Some(SingleMetric::Bandwidth) => print_line(&layout::single_value(layout::bandwidth(
+                output,
+                total.average_bytes_per_s,
+            ))),
+            Some(SingleMetric::MessageRate) => print_line(&layout::single_value(total.messages_per_s / 1e6)),
+            Some(SingleMetric::Latency) => Ok(()),
+            None => self.print(&layout::rates(output, &total, cpu_percent)),
         }
     }
 
@@ -161,16 +169,20 @@ impl<'a> Printer<'a> {
         cpu_percent: f64,
     ) -> Result<(), Failure> {
         let output = &self.settings.output;
-        self.lines.push(Line::Latencies { figures, cpu_percent });
+        self.lines.push(ResultRow::Latencies { figures, cpu_percent });
         if output.only.is_some() {
-            return print_line(&layout::only(layout::time(output, figures.avg_ns, self.cycles_per_ns)));
+            return print_line(&layout::single_value(layout::time(
+                output,
+                figures.avg_ns,
+                self.cycles_per_ns,
+            )));
         }
         if let Some(samples) = samples_ns {
-            self.say(&layout::samples(output, samples, self.cycles_per_ns))?;
-            // The column heads are repeated, because thousands of lines may lie between.
-            self.say(&format!("{}\n{}", layout::RULE, layout::heads(self.settings)))?;
+            self.print(&layout::samples(output, samples, self.cycles_per_ns))?;
+            // The column column_heads are repeated, because thousands of lines may lie between.
+            self.print(&format!("{}\n{}", layout::RULE, layout::column_heads(self.settings)))?;
         }
-        self.say(&layout::latencies(
+        self.print(&layout::latencies(
             self.settings,
             &figures,
             self.cycles_per_ns,
@@ -186,21 +198,21 @@ impl<'a> Printer<'a> {
     pub(crate) fn finish(self) -> Result<(), Failure> {
         let settings = self.settings;
         if self.headed {
-            self.say(layout::RULE)?;
+            self.print(layout::RULE)?;
         }
         if settings.output.both
             && !settings.all
-            && let Some(Line::Rates {
-                apart: Some(apart),
+            && let Some(ResultRow::Rates {
+                directions: Some(directions),
                 cpu_percent,
                 ..
             }) = self.lines.last()
         {
-            for (name, rates) in [("Local", &apart.local), ("Remote", &apart.remote)] {
-                self.say(&format!("\n {name} results: \n{}", layout::RULE))?;
-                self.say(&layout::heads(settings))?;
-                self.say(&layout::rates(&settings.output, rates, *cpu_percent))?;
-                self.say(layout::RULE)?;
+            for (name, rates) in [("Local", &directions.local), ("Remote", &directions.remote)] {
+                self.print(&format!("\n {name} results: \n{}", layout::RULE))?;
+                self.print(&layout::column_heads(settings))?;
+                self.print(&layout::rates(&settings.output, rates, *cpu_percent))?;
+                self.print(layout::RULE)?;
             }
         }
         let limits = if settings.is_server() {
@@ -218,7 +230,7 @@ impl<'a> Printer<'a> {
     fn check_limits(&self) -> Result<(), Failure> {
         let (settings, output) = (self.settings, &self.settings.output);
         for line in &self.lines {
-            let Line::Rates { total, .. } = line else { continue };
+            let ResultRow::Rates { total, .. } = line else { continue };
             let (average, rate) = (
                 layout::bandwidth(output, total.average_bytes_per_s),
                 total.messages_per_s / 1e6,
@@ -239,7 +251,7 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints lines, unless `--output` restricts the output to one value.
-    fn say(&self, text: &str) -> Result<(), Failure> {
+    fn print(&self, text: &str) -> Result<(), Failure> {
         match self.settings.output.only {
             Some(_) => Ok(()),
             None => print_line(text),

@@ -11,7 +11,7 @@ use super::settings::{Cuda, Settings, Transport};
 use super::tool::{Kind, Tool, Verb};
 use super::{bw, getopt, help, lat};
 use crate::cli::SoftArgs;
-use crate::device::{self, Device, Gpu, Reach, Which};
+use crate::device::{self, Device, Gpu, GpuSelector, Reach};
 use crate::diagnose::{self, Port, Sources, Subject};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -37,7 +37,7 @@ fn run(tool: Tool) -> Result<(), Failure> {
                 .map_err(|argument| Failure::usage(format!("'{}' is not UTF-8", one_line(&argument.to_string_lossy()))))
         })
         .collect::<Result<_, _>>()?;
-    match options::understand(tool, getopt::parse(tool, arguments)?)? {
+    match options::interpret(tool, getopt::parse(tool, arguments)?)? {
         Request::Help => print_line(help::text(tool).trim_end()),
         Request::Version => print_line(&help::version()),
         Request::Test(settings) => test(*settings),
@@ -73,8 +73,8 @@ fn open(settings: &Settings) -> Result<Device, Failure> {
 /// The GPU of `--use_cuda`.
 fn gpu(cuda: &Cuda, device: &Device) -> Result<Gpu, Failure> {
     let flag = match &cuda.gpu {
-        Which::Number(number) => format!("--use_cuda {number}"),
-        Which::Bus(id) => format!("--use_cuda_bus_id {}", one_line(id)),
+        GpuSelector::Number(number) => format!("--use_cuda {number}"),
+        GpuSelector::Bus(id) => format!("--use_cuda_bus_id {}", one_line(id)),
     };
     let forced = cuda.dmabuf.then_some(Path::DmaBuf);
     Gpu::choose(&flag, &cuda.gpu, forced, &device.context)

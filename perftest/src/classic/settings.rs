@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::tool::Tool;
-use crate::device::Which;
+use crate::device::GpuSelector;
 
 /// Transport of the queue pairs (`-c`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,23 +20,20 @@ pub(crate) enum Transport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
     /// Over TCP.
-    Socket,
+    Tcp,
     /// Over a CM queue pair; the connection manager connects the test's queue pairs as well (`-R`).
-    Managed,
+    RdmaCm,
     /// Over a CM queue pair (`-z`).
-    OverManaged,
+    OverRdmaCm,
 }
 
 /// How long each size is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Length {
+pub(crate) enum TestLength {
     /// Messages on each queue pair (`-n`).
     Iterations(u64),
     /// A time (`-D`), of which the first and the last `margin` (`-f`) do not count.
-    Duration {
-        duration: Duration,
-        margin: Duration,
-    },
+    Duration { duration: Duration, margin: Duration },
 }
 
 /// Which atomic (`-A`).
@@ -49,7 +46,7 @@ pub(crate) enum Atomic {
 /// The GPU whose memory messages lie in (`--use_cuda`, `--use_cuda_bus_id`, `--use_cuda_dmabuf`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Cuda {
-    pub(crate) gpu: Which,
+    pub(crate) gpu: GpuSelector,
     /// Whether its memory is registered by dma-buf or not at all.
     pub(crate) dmabuf: bool,
 }
@@ -78,7 +75,7 @@ pub(crate) struct Output {
     /// Both directions separately (`--report-both`).
     pub(crate) both: bool,
     /// A single value (`--output`).
-    pub(crate) only: Option<Only>,
+    pub(crate) only: Option<SingleMetric>,
     /// CPU use (`--cpu_util`).
     pub(crate) cpu: bool,
     /// No peak (`-N`).
@@ -89,7 +86,7 @@ pub(crate) struct Output {
 
 /// The single value of `--output`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Only {
+pub(crate) enum SingleMetric {
     /// Average bandwidth.
     Bandwidth,
     MessageRate,
@@ -97,7 +94,7 @@ pub(crate) enum Only {
     Latency,
 }
 
-/// The test parameters. fields: one per option of the C tools
+/// The test parameters.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Settings {
     pub(crate) tool: Tool,
@@ -142,7 +139,7 @@ pub(crate) struct Settings {
     pub(crate) sizes: Vec<u64>,
     /// `-a`.
     pub(crate) all: bool,
-    pub(crate) length: Length,
+    pub(crate) length: TestLength,
     /// Measure again and again, with a row for each duration (`--run_infinitely`).
     pub(crate) forever: bool,
     /// Both directions (`-b`).
@@ -209,6 +206,6 @@ impl Settings {
 
     /// Whether the test is timed (`-D`).
     pub(crate) fn is_timed(&self) -> bool {
-        matches!(self.length, Length::Duration { .. })
+        matches!(self.length, TestLength::Duration { .. })
     }
 }

@@ -58,7 +58,7 @@ impl Tool {
     }
 
     /// The tool of a program path, by its last component.
-    pub(crate) fn called(program: &Path) -> Option<Tool> {
+    pub(crate) fn from_program_name(program: &Path) -> Option<Tool> {
         let name = program.file_name()?.to_str()?;
         Tool::ALL.into_iter().find(|tool| tool.name() == name)
     }
@@ -71,11 +71,14 @@ mod tests {
     #[test]
     fn a_tool_is_known_by_the_last_part_of_its_path() {
         for tool in Tool::ALL {
-            assert_eq!(Tool::called(Path::new(tool.name())), Some(tool));
-            assert_eq!(Tool::called(&Path::new("/usr/local/bin").join(tool.name())), Some(tool));
+            assert_eq!(Tool::from_program_name(Path::new(tool.name())), Some(tool));
+            assert_eq!(
+                Tool::from_program_name(&Path::new("/usr/local/bin").join(tool.name())),
+                Some(tool)
+            );
         }
         for other in ["doorbell", "ib_write_bw.old", "ib_write", "", "/"] {
-            assert_eq!(Tool::called(Path::new(other)), None, "{other}");
+            assert_eq!(Tool::from_program_name(Path::new(other)), None, "{other}");
         }
     }
 }

@@ -1,7 +1,11 @@
-//! The model beside the machine: what each algorithm takes by each protocol, predicted by the costs that the ranks measured at their start, and measured in the same run.
+//! `--simulate --measure`: compares the cost model with measurements: for each algorithm and
+//! protocol the time predicted by the costs that the ranks calibrate, and the time measured in the
+//! same run.
 //!
-//! Predictions come from costs of messages, copies and reductions alone. Machines are not the same from second to second, so in each round of a size the costs are measured anew, and then all ways by turns: what disturbs a while
-//! disturbs all of it. Of a way's rounds the medians count, of the ratio as of both times; the choice is that of the first round. A round's time is that of the slowest rank.
+//! Predictions use only the costs of messages, copies and reductions. As a machine's speed varies,
+//! each round of a size calibrates the costs anew and then measures all choices in turn, so that
+//! disturbances affect all of them. The medians of the rounds count, for the times and their ratio;
+//! the tuner's choice is that of the first round. A round's time is that of the slowest rank.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,15 +21,15 @@ use super::{CollArgs, traffic};
 use crate::failure::{Failure, one_line};
 use crate::report::{print_json, print_line};
 
-/// Rounds of a size.
+/// Rounds per size.
 const ROUNDS: usize = 5;
-/// Seconds that a way is measured for in a round, about.
+/// Duration of a choice in a round, seconds.
 const SECONDS: f64 = 0.002;
-/// What a calibration has given back has to be gone from both ends' memory.
+/// Waits until the buffers freed by the calibration are unmapped at both ends.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A prediction is right that is not further off.
+/// Largest relative error of a correct prediction.
 const RIGHT: f64 = 0.15;
-/// A choice is right that takes no longer than the best by so much.
+/// A choice is good if it takes at most this fraction longer than the best.
 const AS_GOOD: f64 = 0.10;
 
 #[derive(Serialize)]
@@ -38,12 +42,12 @@ struct Beside {
     /// Predictions within 15 %, and all.
     right: usize,
     predictions: usize,
-    /// Sizes whose choice is within 10 % of the best way measured, and all.
+    /// Sizes whose choice is within 10 % of the best measured one, and all.
     well_chosen: usize,
     sizes: usize,
 }
 
-/// One way at one size.
+/// One choice at one size.
 #[derive(Serialize)]
 struct Line {
     bytes: u64,
@@ -53,11 +57,11 @@ struct Line {
     slice_bytes: u64,
     predicted_us: f64,
     measured_us: f64,
-    /// Predicted by measured, of the same round.
+    /// Predicted over measured time, of the same round.
     ratio: f64,
-    /// Whether it is the one that is taken where nothing is said.
+    /// Whether the tuner chooses it by default.
     chosen: bool,
-    /// What was measured, by the least that was at this size.
+    /// Measured time over the best at this size.
     by_best: f64,
 }
 
@@ -70,7 +74,7 @@ impl Line {
 /// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails, or stdout does not take what is printed.
+/// [`Failure::Test`] when an operation fails, or stdout cannot be written.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let table = comm.rank() == Rank(0) && !args.json;
     if table {
@@ -163,7 +167,7 @@ struct Job<'a> {
     bytes: u64,
 }
 
-/// A way, and its rounds.
+/// A choice, and its rounds.
 struct Way {
     choice: Choice,
     iterations: u32,
@@ -179,7 +183,7 @@ impl Typed for Job<'_> {
         let root = Rank(args.root().unwrap_or(0));
         let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
         if case.count == 0 {
-            // Nothing is done, which no algorithm does better than another.
+            // An empty operation, where all algorithms are equal.
             return Ok(Vec::new());
         }
         let moved = case.count * T::TYPE.bytes() as u64 * traffic::parts(case.collective, case.ranks);
@@ -205,7 +209,7 @@ impl Typed for Job<'_> {
         let mut buffers = Buffers::<T>::apart(comm, &case)?;
         let op = Reduction::from(ReduceOp::Sum);
         let mut time = |way: &Choice, iterations: u32| {
-            // Caches are full of what was before.
+            // Warm-up, as the caches hold the data of other choices.
             for _ in 0..=iterations / 4 {
                 buffers.run(comm, &case, &op, Some(way))?;
             }
@@ -227,7 +231,7 @@ impl Typed for Job<'_> {
             let tuner = comm.tuner();
             for way in &mut ways {
                 let measured = time(&way.choice, way.iterations)?;
-                // All candidates are of algorithms that do it.
+                // All candidates have a prediction.
                 let predicted = tuner.predict_ns(&question, &hosts, &order, &way.choice).unwrap_or(0.0);
                 way.rounds.push((predicted / 1e9, measured));
             }

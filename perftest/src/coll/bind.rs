@@ -1,6 +1,8 @@
-//! A processor for each rank, as `mpirun` gives one to each of its processes: a rank that is moved from one to another leaves its caches behind, and where two share one, each waits for the other's time slice.
+//! CPU binding of ranks, as `mpirun` does: a rank that migrates loses its caches, and ranks that
+//! share a CPU wait for each other's time slice.
 //!
-//! Only the thread that runs the operations is bound, after the threads beside it have been started: these do little, and the kernel finds them a place.
+//! Only the thread that runs the operations is bound, after the helper threads were started: these
+//! do little, and the kernel places them.
 
 use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -14,25 +16,26 @@ const SELF: Pid = Pid::from_raw(0);
 /// What a rank is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Bind {
-    /// Each rank to a processor of its own, if there are as many
+    /// Each rank to a processor of its own, if there are enough
     Processor,
-    /// None to anything
+    /// No binding
     None,
 }
 
-/// Binds this thread, which is rank `rank` of `ranks` on this host. Where there are fewer processors than ranks, or the system does not let us choose, nothing changes.
+/// Binds this thread, rank `rank` of `ranks` on this host. With fewer CPUs than ranks, or without
+/// permission, nothing changes.
 pub(super) fn bind(to: Bind, rank: u32, ranks: u32) {
     if to == Bind::None {
         return;
     }
     let allowed = sched_getaffinity(SELF).ok();
     if let Some(own) = allowed.and_then(|allowed| own(&allowed, rank as usize, ranks as usize)) {
-        // What cannot be bound runs anywhere.
+        // A failure only leaves the thread unbound.
         let _ = sched_setaffinity(SELF, &own);
     }
 }
 
-/// The processor of a rank, among those allowed; `None` where they are fewer than the ranks.
+/// The CPU of a rank, among those allowed; `None` where they are fewer than the ranks.
 fn own(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
     let processors = processors(allowed);
     let mut own = CpuSet::new();

@@ -1,4 +1,5 @@
-//! `doorbell coll --gpu`: the same test on memory of GPUs, one for each rank. Times are those of the stream, between two events.
+//! `doorbell coll --gpu`: the same test on GPU memory, one GPU per rank. Times are between two
+//! events of a stream.
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuOptions, as_bytes, as_bytes_mut};
@@ -15,13 +16,13 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::report::LinkKind;
 
-/// Seconds that a size is measured for, about, where nothing is said.
+/// Default duration of a size, seconds.
 const SECONDS: f64 = 0.2;
-/// Operations whose time decides how many that is.
+/// Operations that are timed to choose the iterations.
 const TRIAL: u32 = 3;
 /// Operations in a graph.
 const CAPTURED: u32 = 20;
-/// Bytes that are copied between the host and a GPU at a time.
+/// Bytes copied between the host and a GPU at a time.
 const CHUNK: usize = 16 << 20;
 
 /// Why a size could not be measured.
@@ -45,7 +46,7 @@ fn failed(e: &dyn std::fmt::Display) -> Failure {
     Failure::test(one_line(&e.to_string()))
 }
 
-/// What cannot be asked of GPUs.
+/// Refuses options that do not go with GPUs.
 ///
 /// # Errors
 /// [`Failure::Usage`].
@@ -98,10 +99,11 @@ struct Job<'a> {
     iterations: u32,
 }
 
-/// Measures all that was asked for; rank 0 prints.
+/// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop.
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
+/// rank was requested to stop.
 pub(super) fn run(
     args: &CollArgs,
     comm: Communicator,
@@ -191,7 +193,7 @@ impl Typed for Job<'_> {
     }
 }
 
-/// Where input and output of a rank are.
+/// Input and output of a rank.
 struct Places<'a> {
     input: Option<Span<'a>>,
     output: Option<Span<'a>>,
@@ -244,7 +246,7 @@ impl Job<'_> {
             wrong += self.case.wrong(self.op, rank, seed, &output);
         }
         let wrong = everyone(self.gpu.host(), wrong as f64)?.iter().sum::<f64>() as u64;
-        // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
+        // Repeated in-place reductions would overflow; zeros stay zeros.
         for memory in self.memories {
             self.stream.fill(memory.all(), 0)?;
         }
@@ -283,7 +285,7 @@ impl Job<'_> {
         })
     }
 
-    /// Decides how often the operation is measured, if nothing was said: all ranks alike, by the slowest.
+    /// Chooses the number of iterations unless given: the same on all ranks, by the slowest.
     fn count<T: Number>(&mut self, in_place: bool) -> Result<(), Stop> {
         if self.iterations > 0 {
             return Ok(());
@@ -307,13 +309,13 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The operation a number of times in a graph, if that was asked for.
+    /// A graph of the operations, with `--graph`.
     fn graph<T: Number>(&self, in_place: bool) -> Result<Option<Graph>, Stop> {
         if !self.args.graph {
             return Ok(None);
         }
         let places = self.places::<T>(in_place)?;
-        // What has to be prepared is, by now; all ranks' streams are empty.
+        // Prepares everything and empties all ranks' streams before the capture.
         self.enqueue::<T>(&places)?;
         self.stream.synchronize()?;
         let graph = self.gpu.capture(self.stream, || {
@@ -342,7 +344,7 @@ impl Job<'_> {
         Ok(self.gpu.enqueue(&self.call::<T>(places), self.stream)?)
     }
 
-    /// Draws the input, and spoils the rest.
+    /// Fills the input with its pattern, and the rest with wrong values.
     fn fill<T: Number>(&self, places: &Places<'_>, seed: u64) -> Result<(), Stop> {
         for memory in self.memories {
             self.stream.fill(memory.all(), 0x5a)?;
@@ -361,7 +363,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// What is in the output, when all that is in the stream is done.
+    /// Reads the output, after the stream has completed.
     fn read<T: Number>(&self, places: &Places<'_>) -> Result<Vec<T>, Stop> {
         let Some(output) = places.output else {
             self.stream.synchronize()?;

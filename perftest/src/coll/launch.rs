@@ -1,7 +1,9 @@
-//! Ranks of this host, a process each, started by this one.
+//! Starts the ranks of this host, a process each.
 //!
-//! A rank is this program again, with the same arguments and its `--rank`. Its stdin is a pipe: by it comes the id of the group, so that nobody else gets in, and it stays open as long as this process lives, however that ends: a rank
-//! whose stdin closes ends. Rank 0 prints the results, to the stdout that all share; what is wrong each rank says for itself.
+//! A rank is this program again, with the same arguments and `--rank`. Its stdin is a pipe, which
+//! carries the id of the group, so that no other process can join, and stays open as long as this
+//! process lives: a rank whose stdin closes ends. Rank 0 prints the results to the common stdout;
+//! each rank reports its own failures.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,22 +18,23 @@ use crate::device::{self, Reach};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// Between two looks at processes.
+/// Interval between two polls of the processes.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How much longer than the deadline ranks have to end when one has failed.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long ranks that are asked to stop have to finish a size and print what they have.
+/// Time limit for ranks that are requested to stop, to finish a size and print.
 const STOP: Duration = Duration::from_secs(2);
-/// How long ranks that are told to end have.
+/// Time limit for ranks to exit.
 const END: Duration = Duration::from_secs(2);
 
 /// Starts the ranks and waits for them.
 ///
 /// # Errors
-/// [`Failure::Usage`] when the device is none; [`Failure::Test`] when a rank fails, which it says itself; [`Failure::Interrupted`].
+/// [`Failure::Usage`] when the device is invalid; [`Failure::Test`] when a rank fails, which it
+/// reports itself; [`Failure::Interrupted`].
 pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
-    // What is wrong with the device is said once, and not by every rank.
+    // Opens the device here first, so that its errors are reported once and not by every rank.
     let mut soft = args.soft.clone();
     soft.pcap = None;
     drop(device::open_all(&args.device, &soft, args.seed, Reach::Here)?);
@@ -47,11 +50,11 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     wait(&mut all, args.deadline, &interrupt)
 }
 
-/// A rank. Dropping it ends it.
+/// A rank's process. Dropping it ends it.
 struct Started {
     rank: u32,
     child: Child,
-    /// Closing it tells the process to end.
+    /// Closing it makes the process end.
     life_line: Option<ChildStdin>,
     ended: Option<ExitStatus>,
 }
@@ -64,7 +67,7 @@ impl Started {
             .args(["--rank", &rank.to_string()])
             .stdin(Stdio::piped());
         if rank > 0 {
-            // A capture is of one process.
+            // A capture file is for one process.
             command.stdout(Stdio::null()).env_remove("DOORBELL_PCAP");
         }
         let mut child = command.spawn()?;
@@ -107,7 +110,8 @@ impl Drop for Started {
     }
 }
 
-/// Waits for all of them. When one has failed the others have the deadline, and a little more, to find out and say so.
+/// Waits for all of them. After a failure the others have the deadline, and [`GRACE`], to detect
+/// and report it.
 fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut until = None;
     let mut stopping: Option<Instant> = None;
@@ -125,12 +129,12 @@ fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Resul
         if interrupt.requested() && stopping.is_none() {
             stopping = Some(Instant::now() + STOP);
             for life_line in all.iter_mut().filter_map(|one| one.life_line.as_mut()) {
-                // Who has ended need not be asked.
+                // A rank that has ended needs no request.
                 let _ = writeln!(life_line, "stop");
             }
         }
         if stopping.is_some_and(|until| running == 0 || Instant::now() > until) {
-            // All at once, and not one after another as they are dropped.
+            // All at once, instead of one after another as they are dropped.
             all.iter_mut().for_each(|one| one.life_line = None);
             return Err(Failure::Interrupted);
         }
@@ -141,7 +145,7 @@ fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Resul
     }
 }
 
-/// What became of them.
+/// The result of all ranks.
 fn outcome(all: &[Started]) -> Result<(), Failure> {
     let failed: Vec<String> = all
         .iter()

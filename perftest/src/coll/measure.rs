@@ -1,4 +1,5 @@
-//! The test itself, on all ranks together: for each size checks, warms up and measures, out of place and in place.
+//! The measurement, on all ranks together: for each size checks, warms up and measures, out of
+//! place and in place.
 
 use std::time::Instant;
 
@@ -16,9 +17,9 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
-/// Seconds that a size is measured for, about, where nothing is said.
+/// Default duration of a size, seconds.
 const SECONDS: f64 = 0.2;
-/// Operations whose time decides how many that is.
+/// Operations that are timed to choose the iterations.
 const TRIAL: u32 = 3;
 
 /// One size of a type and an operator.
@@ -31,10 +32,11 @@ struct Job<'a> {
     iterations: u32,
 }
 
-/// Measures all that was asked for; rank 0 prints.
+/// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a rank was asked to stop. What was measured until then is printed.
+/// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
+/// rank was requested to stop, after printing what was measured until then.
 pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
     let row = |case, data, bytes, op| {
         let mut job = Job {
@@ -50,7 +52,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, r
     print(args, comm, interrupt, report, row)
 }
 
-/// The same, by whoever measures one size.
+/// As [`run`], with the function that measures one size.
 ///
 /// # Errors
 /// As [`run`].
@@ -101,7 +103,7 @@ fn rows(
         for &op in ops {
             for bytes in args.sizes() {
                 let case = traffic::case(args.operation, comm.size(), Rank(args.root), bytes, data);
-                // All of them stop at the same size.
+                // All ranks stop at the same size.
                 let asked = f64::from(u8::from(interrupt.requested()));
                 if everyone(comm, asked).map_err(failed)?.iter().any(|&asked| asked > 0.0) {
                     return Err(Failure::Interrupted);
@@ -113,16 +115,14 @@ fn rows(
     Ok(())
 }
 
-/// Something that is done with elements of a type.
+/// A generic operation on elements of a type.
 pub(super) trait Typed {
-    /// What comes out.
     type Out;
 
-    /// Does it.
     fn with<T: Number>(&mut self) -> Self::Out;
 }
 
-/// Does it with elements of this type.
+/// Runs a job with elements of this type.
 pub(super) fn typed<J: Typed>(data: DataType, job: &mut J) -> J::Out {
     match data {
         DataType::I8 => job.with::<i8>(),
@@ -191,7 +191,7 @@ impl Job<'_> {
             wrong += case.wrong(op, rank, seed, buffers.output(&case, rank));
         }
         let wrong = everyone(self.comm, wrong as f64)?.iter().sum::<f64>() as u64;
-        // What is reduced in place over and over grows beyond what numbers hold; nothing stays nothing.
+        // Repeated in-place reductions would overflow; zeros stay zeros.
         buffers.clear();
         self.count(|| buffers.run(comm, &case, &reduction, None))?;
         for _ in 0..args.warmup.unwrap_or(self.iterations / 10 + 2) {
@@ -214,7 +214,7 @@ impl Job<'_> {
         })
     }
 
-    /// Decides how often the operation is measured, if nothing was said: all ranks alike, by the slowest.
+    /// Chooses the number of iterations unless given: the same on all ranks, by the slowest.
     fn count(&mut self, mut run: impl FnMut() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         if self.iterations > 0 {
             return Ok(());
@@ -236,14 +236,14 @@ impl Job<'_> {
     }
 }
 
-/// What each rank says.
+/// The values of all ranks.
 pub(super) fn everyone(comm: &Communicator, mine: f64) -> Result<Vec<f64>, CollectiveError> {
     let mut all = vec![0.0; comm.size() as usize];
     comm.all_gather_into(&[mine], &mut all).wait()?;
     Ok(all)
 }
 
-/// Has a call done this way.
+/// Forces the algorithm of a call.
 fn by<'c, B>(call: Call<'c, B>, way: Option<&Choice>) -> Call<'c, B> {
     match way {
         None => call,
@@ -287,7 +287,7 @@ impl<T: Number> Buffers<T> {
         ))
     }
 
-    /// Where in memory that is one the input is, and the output.
+    /// Offsets of input and output in one buffer, in place.
     fn own(case: &Case, rank: Rank) -> [usize; 2] {
         let part = rank.index() * case.count as usize;
         match case.collective {
@@ -299,7 +299,7 @@ impl<T: Number> Buffers<T> {
         }
     }
 
-    /// Draws the input, and spoils the output.
+    /// Fills the input with its pattern, and the output with wrong values.
     fn fill(&mut self, case: &Case, rank: Rank, seed: u64) {
         let spoilt: T = given(!seed, rank, u64::MAX);
         let input = match self {
@@ -334,7 +334,7 @@ impl<T: Number> Buffers<T> {
         }
     }
 
-    /// Does the operation once; `way` says how, if it is not to be chosen.
+    /// Runs the operation once; `choice` forces its algorithm.
     pub(super) fn run(
         &mut self,
         comm: &Communicator,

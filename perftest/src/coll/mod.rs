@@ -1,7 +1,10 @@
-//! `doorbell coll`: collectives, measured as nccl-tests does.
+//! `doorbell coll`: collective tests in the style of nccl-tests.
 //!
-//! `args` says what may be asked; `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's; `measure` times and checks on all ranks together; `gpu` does so on memory of GPUs; `traffic` has the formulas and `table`
-//! prints. `explain` says how an operation is done and why, `simulate` how long it would take elsewhere, and `beside` has what is predicted beside what is measured.
+//! `args` is the command line; `launch` starts ranks of this host as processes; `rank` is one of
+//! them, or of a launcher's; `measure` times and checks on all ranks together; `gpu` does so in GPU
+//! memory; `traffic` has the formulas and `table` prints. `explain` shows the choice of the
+//! algorithm, `simulate` predicts times on a modeled fabric, and `model_check` compares predictions
+//! with measurements.
 
 mod args;
 mod beside;
@@ -24,7 +27,7 @@ use crate::failure::Failure;
 /// The most ranks that are started here.
 const MAX_RANKS: u32 = 64;
 
-/// Does what was asked, in whatever role the command line and the environment give this process.
+/// Runs the test, in the role given by the command line and the environment.
 ///
 /// # Errors
 /// The test's, with its exit status.
@@ -45,7 +48,7 @@ pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
     }
 }
 
-/// What does not go together.
+/// Refuses options that do not go together.
 fn refuse(args: &CollArgs) -> Result<(), Failure> {
     gpu::refuse(args)?;
     let operation = args.operation;
@@ -94,7 +97,7 @@ fn refuse(args: &CollArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The algorithms for it.
+/// The names of the algorithms for an operation.
 fn names(operation: Collective, deterministic: bool) -> String {
     let all = doorbell_collectives::Algorithm::of(operation);
     let those = all.filter(|algorithm| !deterministic || algorithm.deterministic(operation));

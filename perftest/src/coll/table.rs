@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::report::{LinkKind, print_json, print_line};
 
-/// What was measured, and on what.
+/// The result of a test, and what it was measured on.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     tool: &'static str,
@@ -14,20 +14,20 @@ pub(crate) struct Report {
     test: &'static str,
     pub(crate) device: String,
     pub(crate) link: LinkKind,
-    /// `host`; of GPUs `peer` where they reach each other, or `staged`.
+    /// `host`; for GPUs `peer` with peer access, or `staged`.
     pub(crate) memory: &'static str,
-    /// Ranks to which rank 0 stores short messages, past the device.
+    /// Ranks whose mailboxes rank 0 has mapped, and stores short messages to past the device.
     pub(crate) mapped_peers: usize,
     pub(crate) results: Vec<Row>,
 }
 
-/// The figures of one size, out of place.
+/// The result of one size, out of place.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) bytes: u64,
     pub(crate) count: u64,
     pub(crate) dtype: &'static str,
-    /// `none` where nothing is reduced.
+    /// `none` without a reduction.
     pub(crate) op: &'static str,
     /// -1 where there is none.
     pub(crate) root: i64,
@@ -38,24 +38,24 @@ pub(crate) struct Row {
     pub(crate) iterations: u32,
     #[serde(flatten)]
     pub(crate) figures: Figures,
-    /// The same in place, where the operation can be.
+    /// The result in place, where the operation supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) in_place: Option<Figures>,
 }
 
-/// What came out.
+/// The measurements of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Figures {
     /// The mean over all ranks.
     pub(crate) time_us: f64,
     pub(crate) algbw_bytes_per_s: f64,
     pub(crate) busbw_bytes_per_s: f64,
-    /// Elements that were not what they should be, on all ranks; none if none was checked.
+    /// Wrong elements on all ranks; none where nothing was checked.
     pub(crate) wrong: Option<u64>,
 }
 
 impl Row {
-    /// How it was done.
+    /// Sets the algorithm and protocol.
     pub(crate) fn done_by(mut self, choice: &tune::Choice) -> Self {
         self.algorithm = choice.algorithm.name();
         self.protocol = choice.protocol.name();
@@ -63,7 +63,7 @@ impl Row {
         self
     }
 
-    /// Elements that were wrong, in place or out of it.
+    /// Wrong elements, in and out of place.
     pub(crate) fn wrong(&self) -> u64 {
         let of = |figures: &Figures| figures.wrong.unwrap_or(0);
         of(&self.figures) + self.in_place.as_ref().map_or(0, of)
@@ -84,18 +84,18 @@ impl Report {
         }
     }
 
-    /// Prints all of it as JSON.
+    /// Prints the report as JSON.
     ///
     /// # Errors
-    /// When stdout does not take it.
+    /// When stdout cannot be written.
     pub(crate) fn print(&self) -> Result<(), Failure> {
         print_json(self)
     }
 
-    /// Prints what comes before the table's rows.
+    /// Prints the table's head.
     ///
     /// # Errors
-    /// When stdout does not take it.
+    /// When stdout cannot be written.
     pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
         print_line(&format!(
             "# doorbell coll {}: {ranks} ranks on {}, {}{}\n{}",
@@ -110,10 +110,10 @@ impl Report {
         ))
     }
 
-    /// Prints what comes after them: whether all was right, and the mean of the bus bandwidths.
+    /// Prints the table's foot: whether all results were right, and the mean bus bandwidth.
     ///
     /// # Errors
-    /// When stdout does not take it.
+    /// When stdout cannot be written.
     pub(crate) fn print_foot(&self) -> Result<(), Failure> {
         let all = || {
             self.results
@@ -145,7 +145,7 @@ fn head() -> String {
 }
 
 impl Row {
-    /// As a line of the table.
+    /// A row of the table.
     pub(crate) fn line(&self) -> String {
         let Self {
             bytes,
@@ -169,7 +169,7 @@ impl Row {
 impl Figures {
     fn columns(&self) -> String {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
-        // Four digits, as far as there are so many.
+        // Up to four digits.
         let time = match self.time_us {
             us if us < 100.0 => format!("{us:.2}"),
             us if us < 1000.0 => format!("{us:.1}"),

@@ -1,4 +1,4 @@
-//! Which rows of two results are of the same point.
+//! Matches the rows of two results by their parameters.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub(super) struct Matched<'a> {
     pub(super) only_after: Vec<String>,
 }
 
-/// Finds the rows that belong together. A parameter that only one of the results knows at all does not keep rows apart: an older version did not write it. Nor do names of
-/// algorithms: which one was chosen is part of what is compared.
+/// Matches rows. A parameter that only one of the results has is ignored, as an older version did
+/// not write it. So are names of algorithms: the choice is part of what is compared.
 pub(super) fn matched<'a>(before: &'a Document, after: &'a Document) -> Matched<'a> {
     let knows = |document: &Document, name: &str| document.rows.iter().any(|row| row.parameter(name).is_some());
     let shared: Vec<_> = PARAMETERS
@@ -30,7 +30,7 @@ pub(super) fn matched<'a>(before: &'a Document, after: &'a Document) -> Matched<
     let (mut both, mut only_before) = (Vec::new(), Vec::new());
     for row in &before.rows {
         let key = key(row, &shared);
-        // A point that was measured twice in each is compared in the order of both.
+        // A point measured several times in each is matched in order.
         match rest.get_mut(&key).and_then(Vec::pop) {
             Some(same) => both.push((parameters(&key, &shared), row, same)),
             None => only_before.push(name(&key, &shared)),

@@ -1,7 +1,9 @@
-//! `doorbell diagnose`: what a test on a device would be warned of, without a test.
+//! `doorbell diagnose`: the warnings that a test on a device would print, without a test.
 //!
-//! System devices are asked through the system's library; where that does not open one, and for a folder that stands for another machine, sysfs has to say what it can. With no device named it
-//! looks at all that the system has; the userspace devices it looks at only by name, since there is nothing about them that is not the machine's.
+//! System devices are queried through the system's library; where that does not open one, and for
+//! the folder of another machine, sysfs is used instead. Without a device all of the system's
+//! devices are checked; userspace devices only by name, since all that concerns them concerns the
+//! machine.
 
 use std::thread;
 use std::time::Duration;
@@ -17,32 +19,34 @@ use crate::failure::{Failure, one_line};
 use crate::plan::MEMORY_BUDGET;
 use crate::report::{self, Code, LinkKind, Noted, Warning};
 
-/// How long the machine is watched for what others do: the kernel counts in hundredths of a second.
+/// How long the machine is observed for the activity of others: the kernel's counters have a
+/// resolution of 10 ms.
 const WATCH: Duration = Duration::from_millis(300);
-/// What is about no device in particular.
+/// The subject of findings about no particular device.
 const MACHINE: &str = "machine";
 
 #[derive(Debug, Serialize)]
 struct Diagnosis {
     tool: &'static str,
     version: &'static str,
-    /// The devices that were looked at.
+    /// The devices that were checked.
     devices: Vec<String>,
     warnings: Vec<Found>,
 }
 
 #[derive(Debug, Serialize)]
 struct Found {
-    /// The device that it is about, or `machine`.
+    /// The device that it concerns, or `machine`.
     about: String,
     #[serde(flatten)]
     warning: Noted,
 }
 
-/// Looks, and says what it finds.
+/// Checks, and prints the findings.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is no such device or code; [`Failure::Test`] with `--strict` when there is anything to say, and when stdout does not take it.
+/// [`Failure::Usage`] when there is no such device or code; [`Failure::Test`] with `--strict` when
+/// there is a warning, and when stdout cannot be written.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
     if args.codes {
         return report::print_line(&report::warning_table());
@@ -121,9 +125,9 @@ fn text(diagnosis: &Diagnosis) -> String {
     lines.join("\n")
 }
 
-/// What to look at: the device that was named, or all that the system has.
+/// The devices to check: the given one, or all of the system.
 fn subjects(sources: &Sources, args: &DiagnoseArgs) -> Result<Vec<Subject>, Failure> {
-    // Of another machine's folder this one's library knows nothing.
+    // This machine's library does not concern the folder of another machine.
     let library = match sources.faked() {
         None => Library::system().ok(),
         Some(_) => None,

@@ -1,6 +1,7 @@
-//! The processor: how fast its cores run, and how many there are.
+//! Checks of the CPU: the frequency of its cores, and their number.
 //!
-//! What is not looked at, because it does not make a figure wrong: whether turbo is off (`no_turbo`, `boost`: steadier, and the maximum above is then the lower one), and idle states (both ends spin, so
+//! Not checked, because they do not distort results: whether turbo is off (`no_turbo`, `boost`:
+//! steadier, and the maximum above is then the lower one), and idle states (both ends busy-poll, so
 //! no core sleeps).
 
 use std::num::NonZero;
@@ -9,9 +10,9 @@ use std::thread;
 use super::sources::{Sources, list, show_list};
 use crate::report::{Code, Warning};
 
-/// A core that runs at less than this share of its base frequency, in percent, is slow: the reading itself is off by some.
+/// A core below this percentage of its base frequency is slow; the reading itself is inexact.
 const OF_BASE: u64 = 95;
-/// The same of its maximum, which where one core may be faster than all together is not what all can do.
+/// The same of its maximum frequency, which all cores together may not reach.
 const OF_MAXIMUM: u64 = 67;
 
 /// The cores that this process may use.
@@ -19,7 +20,7 @@ pub(super) fn allowed(sources: &Sources) -> Vec<usize> {
     status(sources, "Cpus_allowed_list").map_or_else(Vec::new, |text| list(&text))
 }
 
-/// A line of `/proc/self/status`, of the thread that measures.
+/// A line of `/proc/self/status`, of the measuring thread.
 pub(super) fn status(sources: &Sources, key: &str) -> Option<String> {
     sources.lines("proc/self/status").into_iter().find_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix(':')?.trim();
@@ -27,7 +28,7 @@ pub(super) fn status(sources: &Sources, key: &str) -> Option<String> {
     })
 }
 
-/// What the settings of the cores are, and how many there are for so many spinning threads.
+/// The warnings about the settings and the number of cores, for so many busy-polling threads.
 pub(super) fn settings(sources: &Sources, spinning: usize) -> Vec<Warning> {
     let cores = allowed(sources);
     let mut warnings = Vec::new();
@@ -38,7 +39,7 @@ pub(super) fn settings(sources: &Sources, spinning: usize) -> Vec<Warning> {
     warnings
 }
 
-/// How many of the cores it may have at a time: of this machine, the limits of its container count too.
+/// How many of the cores it may use at a time, by the limits of its container on this machine.
 fn usable(sources: &Sources, cores: &[usize]) -> usize {
     let limit = match sources.faked() {
         None => thread::available_parallelism().map_or(usize::MAX, NonZero::get),
@@ -56,12 +57,12 @@ fn few(have: usize, want: usize) -> Option<Warning> {
     })
 }
 
-/// An attribute of a core's frequency.
+/// The sysfs path of a cpufreq attribute.
 fn attribute(core: usize, name: &str) -> String {
     format!("sys/devices/system/cpu/cpu{core}/cpufreq/{name}")
 }
 
-/// A machine that shows no governor (a guest, a container) gives no cause for complaint.
+/// No warning on a machine without a governor (a guest, a container).
 fn governor(sources: &Sources, cores: &[usize]) -> Option<Warning> {
     let slow = |core: &usize| {
         let name = sources.text(&attribute(*core, "scaling_governor"))?;
@@ -118,7 +119,7 @@ fn load(sources: &Sources) -> Option<Warning> {
     })
 }
 
-/// How fast the core runs that this thread is on; to be asked when it has spun for a while.
+/// The frequency of this thread's core; to be called after busy-polling for a while.
 pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
     let core = current(sources)?;
     let now_khz: u64 = sources.number(&attribute(core, "scaling_cur_freq"))?;
@@ -142,7 +143,8 @@ pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
     })
 }
 
-/// The core that this thread is on (proc_pid_stat(5), field 39). The name, in parentheses, may hold anything.
+/// The core of this thread (proc_pid_stat(5), field 39). The name, in parentheses, may contain
+/// anything.
 fn current(sources: &Sources) -> Option<usize> {
     let stat = sources.text("proc/self/stat")?;
     stat.rsplit(')').next()?.split_whitespace().nth(36)?.parse().ok()
@@ -247,7 +249,7 @@ mod tests {
                     .contains("core 3, which the test is on, runs at 2.60 GHz")
             }));
         }
-        // Where it is told what all cores can do together, that is what counts.
+        // The base frequency, which all cores can reach together, takes precedence.
         for (base, slow) in [("2500000", false), ("2800000", true)] {
             machine.put(&attribute(3, "scaling_cur_freq"), "2600000");
             machine.put(&attribute(3, "base_frequency"), base);

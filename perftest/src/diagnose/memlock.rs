@@ -1,14 +1,15 @@
-//! Whether the process may lock as much memory as a test registers.
+//! Whether the memlock limit allows the memory that a test registers.
 
 use super::cpu::status;
 use super::sources::Sources;
 use crate::report::{Code, Warning};
 use crate::units::show_bytes;
 
-/// The number of `CAP_IPC_LOCK` (capabilities(7)), whose holders no limit binds.
+/// The number of `CAP_IPC_LOCK` (capabilities(7)), which overrides the limit.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Whether so many bytes are more than may be locked. It matters for devices of the kernel: the userspace device locks nothing.
+/// Whether so many bytes exceed the limit. Only for kernel devices: the userspace device locks no
+/// memory.
 pub(super) fn limit(sources: &Sources, registers_bytes: u64) -> Option<Warning> {
     if may_lock_all(sources) {
         return None;
@@ -33,7 +34,7 @@ pub(super) fn limit(sources: &Sources, registers_bytes: u64) -> Option<Warning> 
     })
 }
 
-/// Whether the process has the capability where it counts, which is not in a user namespace of its own.
+/// Whether the process has the capability in the initial user namespace, where it counts.
 fn may_lock_all(sources: &Sources) -> bool {
     let capabilities = status(sources, "CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok());
     let has_it = capabilities.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1);

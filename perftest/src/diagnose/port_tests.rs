@@ -1,4 +1,4 @@
-//! Ports that are made up, and what is said of each.
+//! Made-up ports, and the warnings about each.
 
 use super::*;
 use crate::diagnose::sources::faked::Machine;
@@ -50,7 +50,8 @@ fn a_port_as_it_should_be_gives_no_cause_for_complaint() {
         ),
         []
     );
-    // Without a table there is no GID to complain of, and none of that index is the device's to refuse.
+    // Without a GID table there is nothing to warn of; a missing index is left to the device to
+    // refuse.
     assert_eq!(told(&Machine::with([]), &port(&[]), &USE), []);
     assert_eq!(
         told(
@@ -114,7 +115,7 @@ fn gids_that_others_are_better_than_are_noticed() {
         panic!()
     };
     assert!(text.ends_with("give its network interface an IP address"), "{text}");
-    // A link-local one is all right where there is nothing better, and so is any on InfiniBand.
+    // A link-local one is fine where there is nothing better, and so is any on InfiniBand.
     assert_eq!(told(&Machine::with([]), &port(&[("fe80::1", V2)]), &USE), []);
     let infiniband = Port {
         is_ethernet: false,
@@ -140,7 +141,7 @@ fn a_loopback_gid_of_a_system_device_is_noticed() {
         panic!()
     };
     assert!(text.contains("(RoCE v2, 127.0.0.1) never leaves this host"), "{text}");
-    // The userspace device is there unless it is told otherwise.
+    // The userspace device is on loopback by default.
     let soft = Use {
         device: "soft0",
         is_system: false,
@@ -166,7 +167,7 @@ fn an_mtu_below_the_ports_is_noticed_with_its_interface() {
             "the MTU of mlx5_0's port is 1024 B of 4096 B, as interface ens1f0 has 1500 B: ip link set dev ens1f0 mtu 4200 on both hosts, and let the switches pass that".into()
         )]
     );
-    // sysfs knows no port's MTU, but the interface's says as much.
+    // sysfs has no port MTU, but the interface's is as good.
     let unknown = Port {
         mtus_bytes: None,
         ..small.clone()
@@ -175,7 +176,7 @@ fn an_mtu_below_the_ports_is_noticed_with_its_interface() {
     machine.put("sys/class/net/ens1f0/mtu", "4200");
     assert_eq!(told(&machine, &unknown, &USE), []);
     assert_eq!(told(&Machine::with([]), &unknown, &USE), []);
-    // An interface that is large enough is not what holds it back.
+    // An interface with a large enough MTU is not the cause.
     let text = &told(&machine, &small, &USE)[0].1;
     assert!(text.contains("raise that of its network interface"), "{text}");
     let infiniband = Port {

@@ -1,7 +1,8 @@
-//! Where the diagnosis reads: `/sys` and `/proc`, of this machine or below a folder.
+//! The files that the diagnosis reads: `/sys` and `/proc`, of this machine or below a folder.
 //!
-//! Nothing that is read is trusted: containers hide files, hypervisors make values up, and a folder of a test holds whatever it holds. A file is read to a bound and never waited for, a value
-//! that makes no sense is as good as none, and text becomes one line without what a terminal would obey.
+//! Nothing read is trusted: containers hide files, hypervisors make up values, and a test's folder
+//! may contain anything. Files are read up to a limit and never block, an invalid value counts as
+//! missing, and text is made one line without control characters.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -14,11 +15,12 @@ use nix::fcntl::OFlag;
 
 use crate::failure::one_line;
 
-/// The folder that holds `sys` and `proc` in tests of the whole command. It is for those: a figure that was judged by it says so.
+/// The folder that holds `sys` and `proc` in tests of the whole command. Results judged by it carry
+/// a warning.
 const ROOT: &str = "DOORBELL_DIAGNOSE_ROOT";
-/// The longest attribute that is looked at.
+/// Size limit of an attribute.
 const ATTRIBUTE: u64 = 4096;
-/// How much of a file of many lines is looked at: `/proc/stat` has the cores first.
+/// How much of a file with many lines is read: `/proc/stat` has the cores first.
 const FILE: u64 = 1 << 20;
 /// The most entries of a folder.
 const ENTRIES: usize = 4096;
@@ -31,7 +33,7 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// This machine's, or what the environment puts in their place.
+    /// This machine's, or those of `DOORBELL_DIAGNOSE_ROOT`.
     pub(crate) fn of_this_machine() -> Sources {
         match env::var_os(ROOT) {
             Some(root) => Sources::below(root),
@@ -55,18 +57,18 @@ impl Sources {
         self.faked.then_some(self.root.as_path())
     }
 
-    /// An attribute, as one line; `None` where there is none, or nothing in it.
+    /// An attribute, as one line; `None` if it is missing or empty.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         let text = one_line(&self.read(path, ATTRIBUTE)?);
         (!text.is_empty()).then_some(text)
     }
 
-    /// An attribute that is a number.
+    /// A numeric attribute.
     pub(super) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// The lines of a file; those that are longer than what is read are cut.
+    /// The lines of a file, cut at the size limit.
     pub(super) fn lines(&self, path: &str) -> Vec<String> {
         let text = self.read(path, FILE).unwrap_or_default();
         text.lines().map(one_line).collect()
@@ -83,7 +85,8 @@ impl Sources {
         names
     }
 
-    /// What a link leads to, all links followed, as a path that [`Sources::text`] takes; `None` where that is not below the root.
+    /// The target of a symbolic link, fully resolved, as a path for [`Sources::text`]; `None` where
+    /// that is not below the root.
     pub(super) fn resolved(&self, path: &str) -> Option<String> {
         let root = fs::canonicalize(&self.root).ok()?;
         let target = fs::canonicalize(self.root.join(path)).ok()?;
@@ -91,7 +94,7 @@ impl Sources {
     }
 
     fn read(&self, path: &str, most: u64) -> Option<String> {
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         let file: File = OpenOptions::new()
             .read(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
@@ -101,19 +104,20 @@ impl Sources {
             return None;
         }
         let mut bytes = Vec::new();
-        // Where the kernel fails half-way, what it gave before is not the value.
+        // After a read error, what was read before is not the value.
         file.take(most).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
-/// Whether a name is one of a file: then no path that it is put in leads elsewhere.
+/// Whether a name is a single path component, so that it cannot lead out of a folder.
 pub(crate) fn is_file_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// The numbers of a list as the kernel writes them: `0-3,8,10-11`. What is no number is left out, and so is what is beyond the largest machines.
+/// Parses a list in the kernel's notation: `0-3,8,10-11`. Invalid and very large numbers are left
+/// out.
 pub(super) fn list(text: &str) -> Vec<usize> {
     const MOST: usize = 1 << 16;
     let mut numbers = Vec::new();
@@ -131,7 +135,7 @@ pub(super) fn list(text: &str) -> Vec<usize> {
     numbers
 }
 
-/// The numbers as [`list`] reads them.
+/// Formats the numbers as [`list`] parses them.
 pub(super) fn show_list(numbers: &[usize]) -> String {
     let mut parts = Vec::new();
     for run in numbers.chunk_by(|one, next| one + 1 == *next) {
@@ -144,7 +148,7 @@ pub(super) fn show_list(numbers: &[usize]) -> String {
     parts.join(",")
 }
 
-/// A machine that a test makes up.
+/// A machine made up by a test.
 #[cfg(test)]
 pub(super) mod faked {
     use super::*;
@@ -154,7 +158,7 @@ pub(super) mod faked {
     }
 
     impl Machine {
-        /// One with these files.
+        /// A machine with these files.
         pub(crate) fn with<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Machine {
             let machine = Machine {
                 folder: tempfile::tempdir().unwrap(),
@@ -228,13 +232,13 @@ mod tests {
         assert_eq!(sources.number::<u64>("sys/huge"), None);
         assert!(!sources.text("sys/bytes").unwrap().contains(char::is_control));
         assert!(sources.lines("sys/huge").iter().all(|line| line.len() <= 1 << 20));
-        // A folder and a pipe are no attributes, and nobody waits for the pipe's other end.
+        // A folder and a pipe are no attributes, and opening the pipe does not block.
         assert_eq!(sources.text("sys"), None);
         nix::unistd::mkfifo(&machine.path().join("sys/pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert_eq!(sources.text("sys/pipe"), None);
         std::os::unix::fs::symlink("/dev/zero", machine.path().join("sys/zero")).unwrap();
         assert_eq!(sources.text("sys/zero"), None);
-        // Root reads what nobody may.
+        // Root can read a file without read permission.
         if !nix::unistd::geteuid().is_root() {
             fs::set_permissions(machine.path().join("sys/n"), fs::Permissions::from_mode(0o0)).unwrap();
             assert_eq!(sources.number::<u32>("sys/n"), None);

@@ -1,4 +1,5 @@
-//! Where the drop-in library is: beside this program after a build, in `../lib/doorbell` after an installation, or where `DOORBELL_LIBRARY_DIR` says.
+//! Finds the drop-in library: beside this program after a build, in `../lib/doorbell` after an
+//! installation, or in `DOORBELL_LIBRARY_DIR`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,12 +9,12 @@ use crate::failure::Failure;
 
 /// The library's file.
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
-/// The one that shows its devices in sysfs, beside it.
+/// The library that presents the devices in sysfs.
 pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
-/// The names under which programs ask for it.
+/// The names under which programs load it.
 pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
 
-/// The folder that has the library, and the one for sysfs too if that is wanted.
+/// The folder of the library, and of the one for sysfs if that is wanted.
 ///
 /// # Errors
 /// [`Failure::NotRun`] when there is none.

@@ -1,4 +1,5 @@
-//! What can be told of a program before it is run: whether the dynamic loader will take our library for it.
+//! Checks of a program before it is run: whether the dynamic loader will load the drop-in library
+//! for it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
 
-/// The file that execvp(3) takes for a command's name.
+/// The file of a command's name, as in execvp(3).
 pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());
@@ -21,7 +22,7 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Why a program will not be on the userspace device, if it can be told from its file.
+/// Why a program will not use the userspace device, as far as its file shows.
 pub(crate) fn obstacle(path: &Path) -> Option<&'static str> {
     let file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
@@ -36,7 +37,8 @@ pub(crate) fn obstacle(path: &Path) -> Option<&'static str> {
     elf_obstacle(&header, |at, to| file.read_exact_at(to, at).is_ok())
 }
 
-/// As [`obstacle`], of an ELF file's header and whatever else `read` can give of it, from a place in it; `None` for what is no ELF file, such as a script.
+/// As [`obstacle`], for the header of an ELF file, of which `read` reads more at an offset; `None`
+/// for other files, such as scripts.
 fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<&'static str> {
     let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let long = |bytes: &[u8], at: usize| {
@@ -56,7 +58,7 @@ fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Opt
     if header[4] != CLASS_64 || own.is_ok_and(|own| own[18..20] != header[18..20]) {
         return Some("it is for another kind of processor than the drop-in library");
     }
-    // The program headers: one of them names the dynamic loader, if there is any (elf(5)).
+    // The program headers: PT_INTERP names the dynamic loader, if there is one (elf(5)).
     const INTERP: u32 = 3;
     let (start, size, count) = (long(header, 32), u64::from(half(54)), u64::from(half(56)));
     for index in 0..count {
@@ -78,7 +80,7 @@ fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Opt
 mod tests {
     use super::*;
 
-    /// An ELF header with one program header after it, and a loader's name after that.
+    /// An ELF header followed by one program header and a loader's name.
     fn elf(kind: u32, loader: &str) -> Vec<u8> {
         let own = std::fs::read("/proc/self/exe").unwrap();
         let mut file = own[..64].to_vec();

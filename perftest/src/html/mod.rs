@@ -25,7 +25,7 @@ Examples:
 Results are what doorbell bw, lat, coll --json and doorbell sweep write.
 Exit status: 0 done, 1 a file cannot be read or written, 2 bad usage or a file that is no result.";
 
-/// What `doorbell report` takes.
+/// The arguments of `doorbell report`.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
     /// Results, as bw, lat, coll --json and sweep write them
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     print_line(&one_line(&args.output.display().to_string()))
 }
 
-/// The chart of a name, of itself or of its sort.
+/// The chart of a name: its own or that of its kind.
 fn chosen<'a>(charts: &'a [Chart], name: Option<&str>) -> Result<&'a Chart, Failure> {
     let found = match name {
         None => charts.first(),

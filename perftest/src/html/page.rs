@@ -1,4 +1,4 @@
-//! The page.
+//! The HTML page.
 
 use std::fmt::Write;
 
@@ -7,12 +7,13 @@ use crate::document::{Document, Kind, PARAMETERS, Row};
 
 /// Nothing is loaded and nothing runs, whatever gets into the page.
 const POLICY: &str = include_str!("policy.txt");
-/// What browsers would ask the server for.
+/// The icon, which browsers would otherwise request from the server.
 const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1a5 5 0 0 0-5 5v4l-2 3h14l-2-3V6a5 5 0 0 0-5-5z' fill='%230b63ce'/%3E%3C/svg%3E";
 
 const STYLE: &str = include_str!("page.css");
 
-/// Columns of the tables, those first that say which row it is: the field, the column's head, what they are of, and what the figure is.
+/// Columns of the tables, parameters first: the field, the column's head, its unit and its
+/// description.
 const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ("qps", "QPs", Unit::Count, "queue pairs"),
     ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
@@ -124,7 +125,7 @@ const COLUMNS: [(&str, &str, Unit, &str); 28] = [
     ("repeats", "Repeats", Unit::Count, "measurements of this row"),
 ];
 
-/// Settings, and what people call them.
+/// Settings, and their names.
 const SETTINGS: [(&str, &str); 11] = [
     ("bytes", "Sizes (bytes)"),
     ("qps", "Queue pairs"),
@@ -139,7 +140,7 @@ const SETTINGS: [(&str, &str); 11] = [
     ("mtu", "MTU (bytes)"),
 ];
 
-/// Writes it.
+/// Renders the page.
 pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     let mut out = String::new();
     let (light, dark, rules) = STYLES();
@@ -187,7 +188,7 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// The tests and devices, as few words as tell.
+/// The tests and devices, in few words.
 fn title(documents: &[Document]) -> String {
     let mut names: Vec<_> = documents
         .iter()
@@ -201,7 +202,7 @@ fn title(documents: &[Document]) -> String {
     escape(&names.join(", "))
 }
 
-/// What no reader may miss: for each kind of software device, which results are of it.
+/// The banner of software devices: for each link kind, the results measured on it.
 fn banner(out: &mut String, documents: &[Document]) {
     let mut links: Vec<(&Document, Vec<&str>)> = Vec::new();
     for document in documents.iter().filter(|document| document.is_software()) {
@@ -264,7 +265,7 @@ fn warnings(out: &mut String, documents: &[Document]) {
     out.push_str("</section>\n");
 }
 
-/// Where the figures of a file come from, and the best of them.
+/// The source of a file's results, and the best of them.
 fn source(out: &mut String, document: &Document, named: bool) {
     let class = if document.is_software() { "soft" } else { "hard" };
     put(out, format_args!("<article class=\"source {class}\">\n"));
@@ -329,7 +330,8 @@ fn list(out: &mut String, facts: &[(String, String)]) {
     out.push_str("</dl>\n");
 }
 
-/// A setting in words. Of many values, as the sizes of a sweep are, the first, the last and how many.
+/// A setting as text. Of a long list, such as the sizes of a sweep, the first, the last and the
+/// number.
 fn setting(name: &str, value: &str) -> (String, String) {
     let name = SETTINGS
         .iter()
@@ -343,7 +345,7 @@ fn setting(name: &str, value: &str) -> (String, String) {
     (name.to_owned(), value)
 }
 
-/// A few figures to begin with: what they are, they, and where they were measured.
+/// The headline results: name, value, and where they were measured.
 fn best(document: &Document) -> Vec<(&'static str, String, String)> {
     let extreme = |key: &str, greatest: bool| {
         let figures = document.rows.iter().filter_map(|row| Some((row.figure(key)?, row)));
@@ -376,7 +378,7 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
             let (figure, row) = extreme(key, *greatest)?;
             let mut at = format!("at {}", Unit::Bytes.show(row.bytes as f64));
             for (key, before, after) in [("qps", "", " QPs"), ("tx_depth", "depth ", ""), ("ranks", "", " ranks")] {
-                // One of each is what there is at least.
+                // 1 is the minimum of each parameter.
                 if let Some(value) = row.parameter(key).filter(|value| value != "1") {
                     let _ = write!(at, ", {before}{value}{after}");
                 }
@@ -386,7 +388,7 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
         .collect()
 }
 
-/// A chart, for a screen and for a phone, and its figures.
+/// A chart, for a screen and for a phone, and its values.
 fn figure(out: &mut String, chart: &Chart) {
     put(
         out,
@@ -438,7 +440,7 @@ fn figure(out: &mut String, chart: &Chart) {
     out.push_str("</tbody></table></div>\n</details>\n</figure>\n");
 }
 
-/// All rows of a file, with every figure they have.
+/// All rows of a file, with every metric they have.
 fn table(out: &mut String, number: usize, document: &Document) {
     let columns: Vec<_> = COLUMNS
         .iter()

@@ -1,7 +1,8 @@
-//! Two processors for both ends of what is measured.
+//! A pair of CPUs for the two ends of a measurement.
 //!
-//! On a virtual machine one processor may be a third slower than another, and which one it is changes from second to second. Two measurements that are held against each other therefore use
-//! the same two, and each round another two.
+//! On a virtual machine one CPU may be a third slower than another, and which one changes from
+//! second to second. So two measurements that are compared use the same pair, and each round
+//! another one.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -9,14 +10,14 @@ use nix::unistd::Pid;
 /// This thread.
 const SELF: Pid = Pid::from_raw(0);
 
-/// While it lives, this thread and the threads and processes that it starts run on two processors only.
+/// While it lives, this thread and the threads and processes it starts are bound to two CPUs.
 pub(super) struct Pair {
-    /// What they might run on before; `None` where nothing was changed.
+    /// The previous affinity; `None` where nothing was changed.
     before: Option<CpuSet>,
 }
 
 impl Pair {
-    /// Takes the pair of a round. Where there are not two processors, or the system does not let us choose, nothing changes.
+    /// Binds to the pair of a round. Without two CPUs or the permission, nothing changes.
     pub(super) fn take(round: usize) -> Self {
         let before = sched_getaffinity(SELF).ok().filter(|before| {
             let pair = pair_of(before, round);
@@ -29,20 +30,20 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // Where one of them is gone meanwhile the kernel takes the others.
+            // If one of them is gone meanwhile, the kernel uses the others.
             let _ = sched_setaffinity(SELF, before);
         }
     }
 }
 
-/// The processors in a set, in order.
+/// The CPUs in a set, in order.
 pub(crate) fn processors(set: &CpuSet) -> Vec<usize> {
     (0..CpuSet::count())
         .filter(|&cpu| set.is_set(cpu) == Ok(true))
         .collect()
 }
 
-/// Two neighbours of those in `set`, other ones each round; `None` when it has fewer.
+/// Two adjacent CPUs of `set`, different ones each round; `None` when it has fewer.
 fn pair_of(set: &CpuSet, round: usize) -> Option<CpuSet> {
     let processors = processors(set);
     if processors.len() < 2 {

@@ -1,10 +1,10 @@
-//! What a figure is meant to come to.
+//! The goal of a measurement.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A goal, for the figure in its unit or for its ratio to a limit.
+/// A goal for the value in its unit, or for its ratio to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Goal {
@@ -12,9 +12,9 @@ pub(super) enum Goal {
     RatioAtLeast(f64),
     /// The ratio is at most this.
     RatioAtMost(f64),
-    /// The figure is at least this.
+    /// The value is at least this.
     AtLeast(f64),
-    /// The figure is at most this.
+    /// The value is at most this.
     AtMost(f64),
 }
 

@@ -11,7 +11,7 @@ pub(super) struct Limit {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) measure: fn(Duration) -> Result<Figure, String>,
-    /// It and what is held against it have one processor for each end.
+    /// It and the test compared with it have one CPU per end.
     pub(super) one_core_a_side: bool,
 }
 
@@ -24,7 +24,7 @@ const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> 
     }
 }
 
-/// All of them. The first four names are a contract.
+/// All limits. The first four names are a contract.
 pub(super) const LIMITS: [Limit; 9] = [
     limit("memcpy", "one thread copies 1 MiB blocks", |duration| {
         Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s))
@@ -86,7 +86,7 @@ fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Figure, 
     }
 }
 
-/// An error and what lies under it.
+/// An error and its source.
 pub(super) fn reason(error: &LimitError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

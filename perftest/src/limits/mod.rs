@@ -1,8 +1,10 @@
-//! `doorbell limits`: how far the machine itself could go, and how near to that the userspace device comes.
+//! `doorbell limits`: the machine's own limits, and how close the userspace device comes to them.
 //!
-//! Both are measured in one run, by turns: a round measures each limit and right after it what is held against it, so that whatever else the machine does befalls
-//! both. Rounds are short and many, as a shared machine is of another speed from one second to the next. A figure is the median of its rounds, a ratio the median of the
-//! rounds' ratios, with the least and the greatest of them beside it: where those are far apart, the machine was not at rest.
+//! Both are measured in one run, alternately: a round measures each limit and right after it the
+//! device's test that is compared with it, so that disturbances affect both. Rounds are short and
+//! many, as the speed of a shared machine changes from second to second. A value is the median of
+//! its rounds, a ratio the median of the rounds' ratios, printed with the minimum and maximum:
+//! where those are far apart, the machine was not idle.
 
 mod cores;
 mod goal;
@@ -23,10 +25,11 @@ pub(crate) use cores::processors;
 use goal::Goal;
 use soft::Subject;
 
-/// Rounds, unless `--quick` asks for one.
+/// Rounds, unless `--quick` requests one.
 const ROUNDS: u32 = 7;
 
-/// The limits that go with a sweep: those whose names are a contract, and what a copy comes to that stays in a cache, as a repeated WRITE between processes does.
+/// The limits in the report of a sweep: those whose names are a contract, and a copy within caches,
+/// as a repeated WRITE between processes is.
 const CEILINGS: [&str; 5] = [
     "memcpy",
     "memcpy_again_64k",
@@ -35,11 +38,11 @@ const CEILINGS: [&str; 5] = [
     "process_vm_writev",
 ];
 
-/// How long a device is left alone to see what it uses, and with `--quick`.
+/// How long an idle device is observed, and with `--quick`.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_QUICK: Duration = Duration::from_secs(1);
 
-/// A measured value, under its unit.
+/// A measured value, by its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Figure {
@@ -75,7 +78,7 @@ impl Figure {
     }
 }
 
-/// One line of the result: a limit of the machine, which is a name and a figure, or what the device comes to.
+/// One line of the result: a limit of the machine, or a value of the device.
 #[derive(Debug, PartialEq, Serialize)]
 struct Entry {
     name: &'static str,
@@ -85,12 +88,12 @@ struct Entry {
     held: Option<Held>,
 }
 
-/// What makes a figure the device's.
+/// The parts of a line that only a value of the device has.
 #[derive(Debug, PartialEq, Serialize)]
 struct Held {
     /// Message size; 0 where there are no messages.
     bytes: u64,
-    /// The limit that it is held against.
+    /// The limit that it is compared with.
     against: &'static str,
     #[serde(flatten)]
     ratio: Ratio,
@@ -98,10 +101,10 @@ struct Held {
     met: bool,
 }
 
-/// What a figure comes to, of its limit.
+/// The ratio of a value to its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Ratio {
-    /// The median of the rounds'.
+    /// The median of the rounds.
     #[serde(rename = "ratio")]
     median: f64,
     #[serde(rename = "ratio_min")]
@@ -130,12 +133,12 @@ struct Report {
     results: Vec<Entry>,
 }
 
-/// What one line is made of while it is measured.
+/// One line while it is measured.
 #[derive(Debug)]
 struct Column {
     figures: Vec<Figure>,
     ratios: Vec<f64>,
-    /// Why it cannot be measured here; said once.
+    /// It cannot be measured here; reported once.
     refused: bool,
 }
 
@@ -146,7 +149,7 @@ impl Column {
         refused: false,
     };
 
-    /// Takes a measurement; the figure, if it is one.
+    /// Adds a measurement. Returns its value, if it succeeded.
     fn take(&mut self, name: &str, measured: Result<Figure, String>) -> Option<Figure> {
         match measured {
             Ok(figure) => {
@@ -168,10 +171,11 @@ impl Column {
     }
 }
 
-/// Measures and prints. What cannot be measured here is left out, with a line on stderr that says why.
+/// Measures and prints. What cannot be measured here is left out, with a line on stderr.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is nothing of a name asked for; [`Failure::Test`] when nothing could be measured or printed.
+/// [`Failure::Usage`] for an unknown name; [`Failure::Test`] when nothing could be measured or
+/// printed.
 pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     let wanted = Wanted::new(&args.only)?;
     for warning in diagnose::of_machine(&Sources::of_this_machine(), 2) {
@@ -227,7 +231,8 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     print(args, results)
 }
 
-/// The machine's own limits that a result is held against, the median of three turns each. What cannot be measured here is left out.
+/// The machine's own limits that a result is compared with, the median of three rounds each. What
+/// cannot be measured here is left out.
 pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
     let named = machine::LIMITS.iter().filter(|limit| CEILINGS.contains(&limit.name));
     named
@@ -252,7 +257,7 @@ pub(crate) fn ceilings(turn: Duration) -> Vec<report::Limit> {
         .collect()
 }
 
-/// The processor time of a device at rest: held against the time that passed.
+/// The CPU use of an idle device, compared with elapsed time.
 fn idle(period: Duration) -> Option<Entry> {
     let mut column = Column::NEW;
     let figure = column.take(soft::IDLE, soft::idle(period))?;
@@ -331,9 +336,9 @@ fn line(entry: &Entry) -> String {
     }
 }
 
-/// Which lines are wanted.
+/// The lines that are wanted.
 struct Wanted<'a> {
-    /// Names; none for all.
+    /// Names; empty for all.
     only: &'a [String],
 }
 
@@ -367,7 +372,7 @@ impl<'a> Wanted<'a> {
         self.named(subject.name)
     }
 
-    /// A limit is measured for its own sake, or for what is held against it.
+    /// A limit is measured if it is wanted, or a value compared with it is.
     fn limit(&self, name: &str) -> bool {
         self.named(name)
             || soft::SUBJECTS

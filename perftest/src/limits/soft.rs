@@ -1,4 +1,5 @@
-//! What the userspace device comes to: each figure by a test of this command, with both ends as processes of their own.
+//! The performance of the userspace device: each value from a test of this command, with both ends
+//! as separate processes.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,41 +12,41 @@ use super::goal::Goal;
 use super::machine::reason;
 use crate::report::LinkKind;
 
-/// The name of what a device at rest uses.
+/// The name of the CPU use of an idle device.
 pub(super) const IDLE: &str = "idle_cpu";
 pub(super) const IDLE_WHAT: &str = "processor time of a process whose device nobody uses";
-/// A thousandth of one processor is what the clock's own grain and one look at the port may come to.
+/// A thousandth of a CPU: the resolution of the clock plus one poll of the port.
 pub(super) const IDLE_GOAL: Goal = Goal::RatioAtMost(0.001);
 
-/// A figure of the device.
+/// A measurement of the device.
 pub(super) struct Subject {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) bytes: u64,
-    /// The name of the limit that it is held against.
+    /// The name of the limit that it is compared with.
     pub(super) against: &'static str,
     pub(super) goal: Goal,
     test: Test,
     path: Path,
 }
 
-/// Which test gives the figure.
+/// The test that measures it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Test {
     Bandwidth,
-    /// The rate of messages posted 32 at a time.
+    /// Message rate with a post list of 32.
     Rate,
     Latency,
 }
 
-/// Which way the messages take.
+/// The path of the messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
     /// UDP over loopback.
     Udp,
-    /// Between processes of this host, the memory being shared.
+    /// Between processes of this host, in shared memory.
     Shared,
-    /// The same, the memory being one process's own.
+    /// Between processes of this host, in private memory.
     Foreign,
 }
 
@@ -122,7 +123,7 @@ pub(super) const SUBJECTS: [Subject; 10] = [
 ];
 
 impl Subject {
-    /// The ratio of a figure of this to that of the limit it is held against.
+    /// The ratio of a value to that of its limit.
     pub(super) fn ratio(&self, figure: f64, limit: f64) -> f64 {
         match self.test {
             Test::Bandwidth | Test::Latency => figure / limit,
@@ -130,7 +131,7 @@ impl Subject {
         }
     }
 
-    /// Runs the test for about so long.
+    /// Runs the test for about `duration`.
     pub(super) fn measure(&self, duration: Duration) -> Result<Figure, String> {
         let (kind, key) = match self.test {
             Test::Bandwidth => ("bw", "bw_avg_bytes_per_s"),
@@ -149,7 +150,7 @@ impl Subject {
                 &self.bytes.to_string(),
             ])
             .args(["--duration", &duration.as_secs_f64().to_string()])
-            // What else the environment asks of devices would be measured, too.
+            // Faults and captures of the environment would distort the measurement.
             .env_remove("DOORBELL_FAULTS")
             .env_remove("DOORBELL_PCAP")
             .env_remove("DOORBELL_COPY")
@@ -195,7 +196,7 @@ impl Subject {
     }
 }
 
-/// The processor time of a device that is left alone for so long.
+/// The CPU use of an idle device over `period`.
 pub(super) fn idle(period: Duration) -> Result<Figure, String> {
     let devices = DeviceConfig::from_env().map_err(|e| e.to_string())?;
     let config = devices.first().ok_or("the environment asks for no device")?;

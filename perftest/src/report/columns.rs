@@ -1,22 +1,23 @@
-//! The columns of the tables: their heads, what they show, and what each means.
+//! The columns of the tables: head, value and meaning.
 //!
-//! One list has all three, so that the table, `--help` and docs/PERFORMANCE.md cannot say different things; a test compares the last.
+//! The table, `--help` and docs/PERFORMANCE.md are all generated from this list; a test compares
+//! the last.
 
 use super::{BandwidthRow, LatencyRow};
 use crate::plan::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Columns that are not always there.
+/// The optional columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Extra {
-    /// How well the mean over repeats is known.
+    /// Confidence interval of the mean over repeats.
     pub(crate) repeats: bool,
-    /// Processor time.
+    /// CPU time.
     pub(crate) cpu: bool,
 }
 
-/// When a column is there.
+/// When a column is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum When {
     Always,
@@ -50,7 +51,7 @@ struct Column<R> {
     width: usize,
     when: When,
     cell: fn(&R) -> String,
-    /// The same in JSON.
+    /// Its key in JSON.
     key: &'static str,
     meaning: &'static str,
 }
@@ -241,12 +242,12 @@ fn us(ns: f64) -> String {
     format!("{:.2}", ns / 1e3)
 }
 
-/// Of a repeat that was interrupted there is none.
+/// An interrupted repeat has none.
 fn interval(half_width: Option<f64>, unit: f64) -> String {
     half_width.map_or_else(|| "-".to_owned(), |half| format!("{:.2}", half / unit))
 }
 
-/// The line of heads.
+/// The line of column heads.
 pub(super) fn head(kind: Kind, extra: Extra) -> String {
     fn of<R>(columns: &[Column<R>], extra: Extra) -> String {
         join(columns, extra, |column| column.head.to_owned())
@@ -257,7 +258,7 @@ pub(super) fn head(kind: Kind, extra: Extra) -> String {
     }
 }
 
-/// A row's line.
+/// A row of a bandwidth test.
 pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
     let line = join(BANDWIDTH, extra, |column| (column.cell)(row));
     match row.raw_copy_bytes_per_s {
@@ -270,7 +271,7 @@ pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
     }
 }
 
-/// A row's line.
+/// A row of a latency test.
 pub(super) fn latency(row: &LatencyRow, extra: Extra) -> String {
     join(LATENCY, extra, |column| (column.cell)(row))
 }
@@ -283,7 +284,7 @@ fn join<R>(columns: &[Column<R>], extra: Extra, text: impl Fn(&Column<R>) -> Str
     cells.join(" ")
 }
 
-/// What `--help` says of the columns.
+/// The description of the columns in `--help`.
 pub(crate) fn help(kind: Kind) -> String {
     fn of<R>(columns: &[Column<R>]) -> Vec<String> {
         let line = |column: &Column<R>| {

@@ -1,4 +1,5 @@
-//! Results as a table on stdout, one row as each size completes; the unit is in every column's name.
+//! Results as a table on stdout, one row as each size completes; the unit is in every column's
+//! name.
 
 use std::io::{self, Write};
 
@@ -6,7 +7,7 @@ use super::{Extra, Row, columns};
 use crate::failure::Failure;
 use crate::plan::Kind;
 
-/// A table under way.
+/// A table that is being printed.
 #[derive(Debug)]
 pub(crate) struct Table {
     kind: Kind,
@@ -14,7 +15,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Prints what is measured and the column heads.
+    /// Prints the description of the test and the column heads.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -36,7 +37,8 @@ impl Table {
 /// Prints a line on stdout.
 ///
 /// # Errors
-/// [`Failure::Test`] when stdout does not take it. A reader that closed the pipe has seen what it wanted: not an error.
+/// [`Failure::Test`] when stdout cannot be written. A closed pipe is no error: the reader needs no
+/// more.
 pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {

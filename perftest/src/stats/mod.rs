@@ -1,4 +1,5 @@
-//! Statistics that cost a test's hot loop next to nothing: fixed memory, no allocation after the start, one clock reading per sample.
+//! Statistics with negligible cost in a test's hot loop: fixed memory, no allocation after the
+//! start, one clock reading per sample.
 
 mod bandwidth;
 mod clock;

@@ -1,7 +1,10 @@
-//! `doorbell sweep`: a test over message sizes, queue pairs, depths and inline sizes, as one result.
+//! `doorbell sweep`: a test over message sizes, queue pairs, depths and inline sizes, as one
+//! result.
 //!
-//! Each point is a test of its own, with a connection of its own to a server that serves one after the other: what befalls a point, a refused queue pair say, does not
-//! befall the next. The device is opened once. What the machine itself allows is measured first, so that charts can show how far there is to go.
+//! Each point is a separate test, with its own control connection to a server that serves one after
+//! the other: a failure of a point, such as a refused queue pair, does not affect the next. The
+//! device is opened once. The machine's own limits are measured first, so that charts can show
+//! them.
 
 mod args;
 mod points;
@@ -25,14 +28,14 @@ use crate::orchestrate::Server;
 use crate::output::Output;
 use crate::plan::{Kind, Plan};
 use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
-use crate::run::session::{self, Event, Local};
+use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
 
 pub(crate) use args::{EXAMPLES, SweepArgs};
 use points::Point;
 
-/// How long a turn of measuring one of the machine's own limits takes.
+/// Duration of a round of measuring one of the machine's own limits.
 const LIMIT: Duration = Duration::from_millis(100);
 
 /// A point that was not measured, in the result.
@@ -64,7 +67,7 @@ impl Skipped {
     }
 }
 
-/// What a sweep was asked for: every value of what is swept, and what all points have in common.
+/// The parameters of a sweep: every value of what is swept, and what all points have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Swept {
     bytes: Vec<u64>,
@@ -93,7 +96,7 @@ impl Swept {
             qps: distinct(plans.iter().map(|plan| plan.qps)),
             tx_depth: distinct(plans.iter().map(|plan| match plan.kind {
                 Kind::Bw => plan.tx_depth,
-                // What else it has is room for flow control.
+                // The rest of the depth is room for flow control.
                 Kind::Lat => 1,
             })),
             inline_bytes: distinct(plans.iter().map(|plan| plan.inline)),
@@ -112,7 +115,7 @@ fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Where the other end is.
+/// The server.
 struct Other<'a> {
     host: &'a str,
     port: u16,
@@ -120,24 +123,24 @@ struct Other<'a> {
     peer: Peer,
 }
 
-/// Runs a sweep, and writes what came out of it, however it ended.
+/// Runs a sweep, and writes the results even when it failed.
 ///
 /// # Errors
-/// [`Failure::Usage`] when there is nothing that can be measured; [`Failure::Test`] when a point failed while it was measured, the peer is gone or the result cannot be
-/// written; [`Failure::Interrupted`].
+/// [`Failure::Usage`] when nothing can be measured; [`Failure::Test`] when a point failed while it
+/// was measured, the peer is gone or the result cannot be written; [`Failure::Interrupted`].
 pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     let points = points::all(args)?;
     let test = points::common(args)?;
     let plans: Vec<_> = points.iter().map(|point| (*point, point.plan(args))).collect();
     let Some(first) = plans.iter().find_map(|(_, plan)| plan.as_ref().ok()) else {
-        // All are refused by the program itself: then that is what is wrong with the command line.
+        // All points are refused by this program itself: then the command line is wrong.
         let refused = plans.into_iter().find_map(|(_, plan)| plan.err());
         return Err(refused.unwrap_or_else(|| Failure::usage("there is no point in this sweep")));
     };
     let (kind, name) = (first.kind, first.test_name());
     let output = args.output.as_deref().map(Output::begin).transpose()?;
     let interrupt = Interrupt::catch()?;
-    // Before the device has threads: some of what measures them forks.
+    // Before the device has threads: some of the measurements fork.
     let limits = if args.no_limits {
         Vec::new()
     } else {
@@ -207,7 +210,7 @@ fn none(report: &Report) -> Failure {
     Failure::test(format!("no point could be measured: {first}"))
 }
 
-/// What a sweep needs to know.
+/// What a sweep needs.
 struct Sweep<'a> {
     plans: &'a [(Point, Result<Plan, Failure>)],
     test: &'a TestArgs,
@@ -218,9 +221,9 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Measures all points, one after the other; what goes wrong with one alone is told at the end.
+    /// Measures all points, one after the other; failures of single points are reported at the end.
     ///
-    /// `watch` is begun with the first point.
+    /// `monitor` is started with the first point.
     fn measure(&self, clock: &mut Clock, report: &mut Report, watch: &mut Option<Watch>) -> Result<(), Failure> {
         let progress = Progress::begin(self.plans.len(), self.test.no_progress);
         let mut failed = Vec::new();
@@ -233,7 +236,7 @@ impl Sweep<'_> {
                     if self.interrupt.requested() {
                         return Err(Failure::Interrupted);
                     }
-                    // Where nobody answers any more there is nothing to go on with.
+                    // Without a server the sweep cannot continue.
                     let control = connect(self.other.host, self.other.port, self.interrupt)?;
                     self.one(plan, &control, clock, report, &progress, watch)
                 }
@@ -274,7 +277,7 @@ impl Sweep<'_> {
     ) -> Result<(), Failure> {
         let device = self.device;
         report.peer = Some(control.peer().ip().to_string());
-        let local = Local {
+        let local = SessionContext {
             control,
             device,
             gid_index: self.test.connection.gid_index,
@@ -290,9 +293,9 @@ impl Sweep<'_> {
                     *watch = Some(Watch::begin(&self.sources, self.other.peer));
                 }
             }
-            Event::Begins(_) => {}
+            Event::SizeStarted(_) => {}
             Event::Row(row) => report.results.push(row),
-            Event::Drifted(drift) => {
+            Event::ClockDrift(drift) => {
                 let warning = Warning::clock_drift(drift);
                 progress.suspend(|| warning.print());
                 report.warnings.push(Noted::from(&warning));
@@ -301,7 +304,8 @@ impl Sweep<'_> {
     }
 }
 
-/// A row of a sweep says which point it is: where a test has made do with less, as with the depth of large messages, what was asked for tells it from the others.
+/// A row of a sweep has the requested parameters of its point, even where a test used less, such as
+/// a smaller depth for large messages, so that rows can be distinguished.
 fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
     let inline = match row {
         Row::Bandwidth(row) => {
@@ -310,13 +314,13 @@ fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
         }
         Row::Latency(row) => &mut row.inline_bytes,
     };
-    // A default is given up where a device has none.
+    // A default is dropped where a device has no inline.
     if let Some(asked) = point.inline {
         *inline = asked;
     }
 }
 
-/// A point in words.
+/// A point as text.
 fn describe(point: &Point) -> String {
     let mut words = format!("{} B", show_bytes(point.bytes));
     for (name, value) in [
@@ -332,7 +336,7 @@ fn describe(point: &Point) -> String {
     words
 }
 
-/// How far it is, on stderr: a bar on a terminal, a line for each point elsewhere.
+/// Progress on stderr: a bar on a terminal, else a line for each point.
 struct Progress {
     bar: ProgressBar,
     lines: bool,
@@ -375,7 +379,7 @@ impl Progress {
         eprintln!("doorbell: {}/{}: {}: {figure}", number + 1, self.of, describe(point));
     }
 
-    /// Something that is no figure; it is in the result, too.
+    /// Reports a point without a result; it is in the report, too.
     fn say(&self, text: &str) {
         self.bar.inc(1);
         self.suspend(|| eprintln!("doorbell: {text}"));

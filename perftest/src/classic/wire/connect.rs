@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::conversation::{Conversation, Role};
+use super::control_connection::{ControlConnection, Role};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
 /// How long a client retries while the server refuses, as it may still be starting.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Delay between attempts.
-const RETRY: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// How often a server checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Connects to a server, from the address `source` if there is one.
 ///
@@ -29,14 +29,14 @@ pub(crate) fn connect(
     port: u16,
     source: Option<IpAddr>,
     interrupt: &Interrupt,
-) -> Result<Conversation, Failure> {
+) -> Result<ControlConnection, Failure> {
     let addresses = addresses_of(host, port, source)?;
-    let deadline = Instant::now() + CONNECT;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for &address in &addresses {
             match attempt(address, source, deadline) {
-                Ok(stream) => return Conversation::new(stream, address, Role::Client, interrupt),
+                Ok(stream) => return ControlConnection::new(stream, address, Role::Client, interrupt),
                 Err(e) => last = e,
             }
         }
@@ -50,7 +50,7 @@ pub(crate) fn connect(
                 one_line(&last.to_string())
             )));
         }
-        thread::sleep(RETRY);
+        thread::sleep(RETRY_DELAY);
     }
 }
 
@@ -61,13 +61,13 @@ pub(crate) fn connect(
 pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Result<Vec<SocketAddr>, Failure> {
     let found = (host, port).to_socket_addrs().map_err(|e| {
         Failure::test(format!(
-            "cannot find the server '{}': {}",
+            "cannot resolve the server '{}': {}",
             one_line(host),
             one_line(&e.to_string())
         ))
     })?;
-    let is_fit = |address: &SocketAddr| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4());
-    Ok(found.filter(is_fit).collect())
+    let same_family = |address: &SocketAddr| source.is_none_or(|source| source.is_ipv4() == address.is_ipv4());
+    Ok(found.filter(same_family).collect())
 }
 
 fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Instant) -> io::Result<TcpStream> {
@@ -96,12 +96,12 @@ impl Listener {
     /// # Errors
     /// [`Failure::Test`] when the port is in use or the address is not this machine's.
     pub(crate) fn bind(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Listener, Failure> {
-        let everywhere = if ipv6 {
+        let any_address = if ipv6 {
             Ipv6Addr::UNSPECIFIED.into()
         } else {
             Ipv4Addr::UNSPECIFIED.into()
         };
-        let address = SocketAddr::new(source.unwrap_or(everywhere), port);
+        let address = SocketAddr::new(source.unwrap_or(any_address), port);
         let listen = || {
             let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
             socket.set_reuse_address(true)?;
@@ -134,7 +134,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the socket fails.
-    pub(crate) fn accept(self, interrupt: &Interrupt) -> Result<Conversation, Failure> {
+    pub(crate) fn accept(self, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {
         loop {
             if interrupt.requested() {
                 return Err(Failure::Interrupted);
@@ -142,9 +142,9 @@ impl Listener {
             match self.socket.accept() {
                 Ok((stream, peer)) => {
                     let peer = peer.as_socket().unwrap_or(self.address);
-                    return Conversation::new(stream.into(), peer, Role::Server, interrupt);
+                    return ControlConnection::new(stream.into(), peer, Role::Server, interrupt);
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(LOOK),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL_INTERVAL),
                 Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
                 Err(e) => {
                     return Err(Failure::test(format!(

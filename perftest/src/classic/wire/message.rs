@@ -57,7 +57,7 @@ pub(super) fn check_version(bytes: &[u8; VERSION]) -> Result<(), String> {
 
 /// The parameters that the two ends agree on first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Greeting {
+pub(crate) struct SharedParameters {
     /// Bytes of the cycle buffer: the larger page of the two.
     pub(crate) page: u32,
     /// Alignment of messages in it: the larger cache line of the two.
@@ -66,10 +66,10 @@ pub(crate) struct Greeting {
     pub(crate) mtu: Mtu,
 }
 
-impl Greeting {
+impl SharedParameters {
     /// What both ends agree on.
-    pub(super) fn with(self, theirs: Greeting) -> Greeting {
-        Greeting {
+    pub(super) fn merge(self, theirs: SharedParameters) -> SharedParameters {
+        SharedParameters {
             page: self.page.max(theirs.page),
             cache_line: self.cache_line.max(theirs.cache_line),
             mtu: self.mtu.min(theirs.mtu),
@@ -113,7 +113,7 @@ pub(super) fn parse_mtu(bytes: [u8; MTU]) -> Result<Mtu, Malformed> {
 
 /// The report of a bandwidth test at one end; each field is a message of its own.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct BwReport {
     /// Message size.
     pub(crate) size: u64,
     pub(crate) iterations: u64,
@@ -125,7 +125,7 @@ pub(crate) struct Figures {
     pub(crate) rate: f64,
 }
 
-impl Figures {
+impl BwReport {
     /// Encodes the five messages.
     pub(super) fn to_words(self) -> [[u8; 8]; 5] {
         [
@@ -138,9 +138,9 @@ impl Figures {
     }
 
     /// Decodes them. An end that has measured nothing sends arbitrary values.
-    pub(super) fn from_words(words: [[u8; 8]; 5]) -> Figures {
+    pub(super) fn from_words(words: [[u8; 8]; 5]) -> BwReport {
         let [size, iterations, peak, average, rate] = words;
-        Figures {
+        BwReport {
             size: u64::from_be_bytes(size),
             iterations: u64::from_be_bytes(iterations),
             peak: f64::from_be_bytes(peak),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_have_this_conversation_are_taken() {
+    fn versions_of_this_protocol_are_accepted() {
         assert_eq!(check_version(&our_version()), Ok(()));
         for text in ["5.70", "5.97", "6.00", "6.28", "6.30"] {
             assert_eq!(check_version(&version(text)), Ok(()), "{text}");
@@ -201,22 +201,22 @@ mod tests {
 
     #[test]
     fn the_larger_page_and_the_smaller_mtu_are_agreed_on() {
-        let ours = Greeting {
+        let ours = SharedParameters {
             page: 4096,
             cache_line: 128,
             mtu: Mtu::B4096,
         };
-        let theirs = Greeting {
+        let theirs = SharedParameters {
             page: 65536,
             cache_line: 64,
             mtu: Mtu::B1024,
         };
-        let both = Greeting {
+        let both = SharedParameters {
             page: 65536,
             cache_line: 128,
             mtu: Mtu::B1024,
         };
-        assert_eq!((ours.with(theirs), theirs.with(ours)), (both, both));
+        assert_eq!((ours.merge(theirs), theirs.merge(ours)), (both, both));
     }
 
     #[test]
@@ -231,10 +231,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn figures_go_to_words_and_back(size: u64, iterations: u64, peak: f64, average: f64, rate: f64) {
-            let figures = Figures { size, iterations, peak, average, rate };
-            let back = Figures::from_words(figures.to_words());
-            prop_assert_eq!(back.to_words(), figures.to_words());
+        fn reports_survive_encoding_and_decoding(size: u64, iterations: u64, peak: f64, average: f64, rate: f64) {
+            let report = BwReport { size, iterations, peak, average, rate };
+            let back = BwReport::from_words(report.to_words());
+            prop_assert_eq!(back.to_words(), report.to_words());
             prop_assert_eq!(back.are_plausible(), [peak, average, rate].iter().all(|v| v.is_finite() && *v >= 0.0));
         }
 

@@ -7,16 +7,16 @@
 //! it up over TCP. `qp_channel` carries the messages over a queue pair instead, which `cm`
 //! connects. docs/CLASSIC.md is the reference.
 
+mod cm;
 mod connect;
-mod conversation;
-mod key;
-mod line;
-mod managed;
+mod control_connection;
 mod message;
+mod qp_channel;
+mod qp_info;
 
+pub(crate) use cm::{CmEndpoint, PendingConnection};
 pub(crate) use connect::{Listener, connect};
-pub(crate) use conversation::{ANSWER, Conversation, Watch};
-pub(crate) use key::Key;
-pub(crate) use line::Line;
-pub(crate) use managed::{Half, Managed};
-pub(crate) use message::{Figures, Greeting};
+pub(crate) use control_connection::{ControlConnection, PeerMonitor, REPLY_TIMEOUT};
+pub(crate) use message::{BwReport, SharedParameters};
+pub(crate) use qp_channel::QpChannel;
+pub(crate) use qp_info::QpInfo;

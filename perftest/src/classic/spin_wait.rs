@@ -9,25 +9,25 @@
 // emulator, which would be in every result.
 
 /// Polls before a yield: some microseconds, longer than a short round trip.
-const TURNS: u32 = 256;
+const YIELD_AFTER: u32 = 256;
 
 /// Counts the idle polls of a loop.
 #[derive(Debug, Default)]
-pub(super) struct Spin {
+pub(super) struct SpinWait {
     idle: u32,
 }
 
-impl Spin {
+impl SpinWait {
     /// A poll that found something.
     #[inline]
-    pub(super) fn found(&mut self) {
+    pub(super) fn progress(&mut self) {
         self.idle = 0;
     }
 
     /// A poll that found nothing.
     #[inline]
-    pub(super) fn nothing(&mut self) {
-        if self.idle < TURNS {
+    pub(super) fn idle(&mut self) {
+        if self.idle < YIELD_AFTER {
             self.idle += 1;
         } else {
             self.idle = 0;

@@ -11,25 +11,25 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{SockRef, TcpKeepalive};
 
-use super::key::Key;
-use super::line::{Broken, Line};
 use super::message::{
-    DONE, Figures, Greeting, LARGEST_CACHE_LINE, LARGEST_PAGE, MTU, Malformed, VERSION, check_version, format_mtu,
-    our_version, parse_mtu, parse_power,
+    BwReport, DONE, LARGEST_CACHE_LINE, LARGEST_PAGE, MTU, Malformed, SharedParameters, VERSION, check_version,
+    format_mtu, our_version, parse_mtu, parse_power,
 };
+use super::qp_channel::{ChannelError, QpChannel};
+use super::qp_info::QpInfo;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
 /// Time limit for a reply that the peer can send at once: enough for a C tool to register much
 /// memory, or to compute a peak.
-pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a wait checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time limit for the peer's closing message, or for it to close the connection; little depends on
 /// it.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The reason reported for a connection that ended.
-const CLOSED: &str = "it closed the connection, or its process ended";
+const CLOSED_REASON: &str = "it closed the connection, or its process ended";
 
 /// Which end this is: the client writes first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,26 +46,26 @@ pub(crate) enum Role {
 /// long as it likes: there the wait ends with the peer, and a TCP keepalive notices when its
 /// machine is gone. Ctrl-C ends any wait.
 #[derive(Debug)]
-pub(crate) struct Conversation {
-    way: Way,
+pub(crate) struct ControlConnection {
+    transport: ControlTransport,
     peer: SocketAddr,
     role: Role,
     interrupt: Interrupt,
     /// The CM connections of the test's queue pairs, with `-R`.
-    kept: Vec<Connection>,
+    cm_connections: Vec<Connection>,
 }
 
 /// What carries the messages.
 #[derive(Debug)]
-enum Way {
+enum ControlTransport {
     /// TCP.
-    Stream(TcpStream),
+    Tcp(TcpStream),
     /// A queue pair connected by the connection manager. In a cell, as a [`PeerMonitor`] polls it
     /// while others borrow the control connection.
-    Queue(Box<RefCell<Line>>),
+    QueuePair(Box<RefCell<QpChannel>>),
 }
 
-impl Conversation {
+impl ControlConnection {
     /// Over TCP.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Conversation {
         peer: SocketAddr,
         role: Role,
         interrupt: &Interrupt,
-    ) -> Result<Conversation, Failure> {
+    ) -> Result<ControlConnection, Failure> {
         let keepalive = TcpKeepalive::new()
             .with_time(Duration::from_secs(5))
             .with_interval(Duration::from_secs(2))
@@ -83,36 +83,36 @@ impl Conversation {
         let prepared = stream
             .set_nonblocking(false)
             .and_then(|()| stream.set_nodelay(true))
-            .and_then(|()| stream.set_read_timeout(Some(LOOK)))
-            .and_then(|()| stream.set_write_timeout(Some(ANSWER)))
+            .and_then(|()| stream.set_read_timeout(Some(POLL_INTERVAL)))
+            .and_then(|()| stream.set_write_timeout(Some(REPLY_TIMEOUT)))
             .and_then(|()| SockRef::from(&stream).set_tcp_keepalive(&keepalive));
-        let conversation = Conversation {
-            way: Way::Stream(stream),
+        let control = ControlConnection {
+            transport: ControlTransport::Tcp(stream),
             peer,
             role,
             interrupt: interrupt.clone(),
-            kept: Vec::new(),
+            cm_connections: Vec::new(),
         };
         match prepared {
-            Ok(()) => Ok(conversation),
-            Err(e) => Err(conversation.lost(one_line(&e.to_string()))),
+            Ok(()) => Ok(control),
+            Err(e) => Err(control.lost(one_line(&e.to_string()))),
         }
     }
 
     /// Over a queue pair.
-    pub(crate) fn over(line: Line, peer: SocketAddr, role: Role, interrupt: &Interrupt) -> Conversation {
-        Conversation {
-            way: Way::Queue(Box::new(RefCell::new(line))),
+    pub(crate) fn over(channel: QpChannel, peer: SocketAddr, role: Role, interrupt: &Interrupt) -> ControlConnection {
+        ControlConnection {
+            transport: ControlTransport::QueuePair(Box::new(RefCell::new(channel))),
             peer,
             role,
             interrupt: interrupt.clone(),
-            kept: Vec::new(),
+            cm_connections: Vec::new(),
         }
     }
 
     /// Keeps a CM connection of the test as long as the control connection.
-    pub(crate) fn keep(&mut self, connection: Connection) {
-        self.kept.push(connection);
+    pub(crate) fn keep_connected(&mut self, connection: Connection) {
+        self.cm_connections.push(connection);
     }
 
     /// The peer's address.
@@ -125,27 +125,29 @@ impl Conversation {
     /// # Errors
     /// [`Failure::Test`] when the peer has another version, or is no perftest; as
     /// [`ControlConnection::barrier`] otherwise.
-    pub(crate) fn greet(&mut self, ours: Greeting) -> Result<Greeting, Failure> {
+    pub(crate) fn exchange_parameters(&mut self, ours: SharedParameters) -> Result<SharedParameters, Failure> {
         let version: [u8; VERSION] = self.exchange(our_version(), "its version")?;
         check_version(&version)
             .map_err(|reason| Failure::test(format!("peer {}: {}", self.peer, one_line(&reason))))?;
         let page = self.exchange(ours.page.to_be_bytes(), "its page size")?;
         let page =
             parse_power(page, LARGEST_PAGE, Malformed("its page size is none")).map_err(|e| self.malformed(e))?;
-        let line = self.exchange(ours.cache_line.to_be_bytes(), "its cache line")?;
-        let cache_line = parse_power(line, LARGEST_CACHE_LINE, Malformed("its cache line is none"))
+        let channel = self.exchange(ours.cache_line.to_be_bytes(), "its cache line")?;
+        let cache_line = parse_power(channel, LARGEST_CACHE_LINE, Malformed("its cache line is none"))
             .map_err(|e| self.malformed(e))?;
         let mtu: [u8; MTU] = self.exchange(format_mtu(ours.mtu), "its MTU")?;
         let mtu = parse_mtu(mtu).map_err(|e| self.malformed(e))?;
-        Ok(ours.with(Greeting { page, cache_line, mtu }))
+        Ok(ours.merge(SharedParameters { page, cache_line, mtu }))
     }
 
     /// Exchanges the QP information of all queue pairs, one by one. Returns the peer's.
     ///
     /// # Errors
     /// As [`ControlConnection::barrier`].
-    pub(crate) fn keys(&mut self, ours: &[Key]) -> Result<Vec<Key>, Failure> {
-        ours.iter().map(|key| self.key(key, Some(ANSWER), "its key")).collect()
+    pub(crate) fn exchange_qp_infos(&mut self, ours: &[QpInfo]) -> Result<Vec<QpInfo>, Failure> {
+        ours.iter()
+            .map(|qp_info| self.exchange_qp_info(qp_info, Some(REPLY_TIMEOUT), "its QP information"))
+            .collect()
     }
 
     /// Barrier before and after queue pairs are connected by the connection manager (`-R`): each
@@ -153,8 +155,9 @@ impl Conversation {
     ///
     /// # Errors
     /// As [`ControlConnection::barrier`].
-    pub(crate) fn rendezvous(&mut self) -> Result<(), Failure> {
-        self.exchange([0; Key::STRUCT], "that it is ready to connect").map(drop)
+    pub(crate) fn cm_barrier(&mut self) -> Result<(), Failure> {
+        self.exchange([0; QpInfo::STRUCT], "that it is ready to connect")
+            .map(drop)
     }
 
     /// Barrier: both ends send a QP information that they have sent before.
@@ -162,38 +165,39 @@ impl Conversation {
     /// # Errors
     /// [`Failure::Lost`] when the peer is gone or sends nothing in time; [`Failure::Test`] when it
     /// sends something else; [`Failure::Interrupted`].
-    pub(crate) fn barrier(&mut self, ours: &Key) -> Result<(), Failure> {
-        self.key(ours, Some(ANSWER), "that it is ready").map(drop)
+    pub(crate) fn barrier(&mut self, ours: &QpInfo) -> Result<(), Failure> {
+        self.exchange_qp_info(ours, Some(REPLY_TIMEOUT), "that it is ready")
+            .map(drop)
     }
 
     /// As [`ControlConnection::barrier`], without a deadline, as the peer may still be measuring.
     ///
     /// # Errors
     /// As [`ControlConnection::barrier`].
-    pub(crate) fn barrier_after_test(&mut self, ours: &Key) -> Result<(), Failure> {
-        self.key(ours, None, "that it is done").map(drop)
+    pub(crate) fn barrier_after_test(&mut self, ours: &QpInfo) -> Result<(), Failure> {
+        self.exchange_qp_info(ours, None, "that it is done").map(drop)
     }
 
     /// Exchanges reports. The content is meaningless where the peer has none.
     ///
     /// # Errors
     /// As [`ControlConnection::barrier_after_test`].
-    pub(crate) fn figures(&mut self, ours: &Figures) -> Result<Figures, Failure> {
+    pub(crate) fn exchange_report(&mut self, ours: &BwReport) -> Result<BwReport, Failure> {
         let mut theirs = [[0; 8]; 5];
         for (ours, theirs) in ours.to_words().into_iter().zip(&mut theirs) {
             *theirs = self.exchange_within(ours, None, "its results")?;
         }
-        Ok(Figures::from_words(theirs))
+        Ok(BwReport::from_words(theirs))
     }
 
     /// Exchanges the closing message. The peer may already be gone.
     ///
     /// Over a queue pair there is no such message: each end disconnects when it is done.
-    pub(crate) fn goodbye(mut self) {
-        if matches!(self.way, Way::Stream(_)) && self.write(&DONE).is_ok() {
+    pub(crate) fn close(mut self) {
+        if matches!(self.transport, ControlTransport::Tcp(_)) && self.write(&DONE).is_ok() {
             let mut theirs = [0; DONE.len()];
             // Its content, and whether it arrives, makes no difference any more.
-            let _ = self.read(&mut theirs, Some(GOODBYE), "goodbye");
+            let _ = self.read(&mut theirs, Some(CLOSE_TIMEOUT), "the closing message");
         }
     }
 
@@ -205,35 +209,38 @@ impl Conversation {
     /// Doorbell expects it.
     pub(crate) fn linger(&mut self) {
         // The peer's close, the timeout and Ctrl-C all end the wait.
-        let _ = match &mut self.way {
-            Way::Stream(stream) => stream.shutdown(Shutdown::Write).map_err(drop),
-            Way::Queue(line) => line.get_mut().say(&[0], GOODBYE, &self.interrupt).map_err(drop),
+        let _ = match &mut self.transport {
+            ControlTransport::Tcp(stream) => stream.shutdown(Shutdown::Write).map_err(drop),
+            ControlTransport::QueuePair(channel) => channel
+                .get_mut()
+                .send(&[0], CLOSE_TIMEOUT, &self.interrupt)
+                .map_err(drop),
         };
-        let _ = self.read(&mut [0], Some(GOODBYE), "goodbye");
+        let _ = self.read(&mut [0], Some(CLOSE_TIMEOUT), "the closing message");
     }
 
     /// A monitor for a loop that measures.
-    pub(crate) fn watch(&self) -> Watch<'_> {
-        Watch {
-            conversation: self,
-            turns: 0,
-            next: Instant::now() + LOOK,
+    pub(crate) fn monitor(&self) -> PeerMonitor<'_> {
+        PeerMonitor {
+            control: self,
+            iterations: 0,
+            next: Instant::now() + POLL_INTERVAL,
         }
     }
 
-    fn key(&mut self, ours: &Key, within: Option<Duration>, awaited: &str) -> Result<Key, Failure> {
-        if matches!(self.way, Way::Queue(_)) {
-            let mut theirs = [0; Key::STRUCT];
-            self.take_turns(&ours.to_struct(), &mut theirs, within, awaited)?;
-            return Key::of_struct(&theirs).map_err(|e| self.malformed(e));
+    fn exchange_qp_info(&mut self, ours: &QpInfo, within: Option<Duration>, awaited: &str) -> Result<QpInfo, Failure> {
+        if matches!(self.transport, ControlTransport::QueuePair(_)) {
+            let mut theirs = [0; QpInfo::STRUCT];
+            self.exchange_bytes(&ours.to_struct(), &mut theirs, within, awaited)?;
+            return QpInfo::from_struct(&theirs).map_err(|e| self.malformed(e));
         }
-        let mut theirs = vec![0; Key::len(ours.gid.is_some())];
-        self.take_turns(&ours.format(), &mut theirs, within, awaited)?;
-        Key::parse(&theirs).map_err(|e| self.malformed(e))
+        let mut theirs = vec![0; QpInfo::len(ours.gid.is_some())];
+        self.exchange_bytes(&ours.format(), &mut theirs, within, awaited)?;
+        QpInfo::parse(&theirs).map_err(|e| self.malformed(e))
     }
 
     fn exchange<const N: usize>(&mut self, ours: [u8; N], awaited: &str) -> Result<[u8; N], Failure> {
-        self.exchange_within(ours, Some(ANSWER), awaited)
+        self.exchange_within(ours, Some(REPLY_TIMEOUT), awaited)
     }
 
     fn exchange_within<const N: usize>(
@@ -243,11 +250,11 @@ impl Conversation {
         awaited: &str,
     ) -> Result<[u8; N], Failure> {
         let mut theirs = [0; N];
-        self.take_turns(&ours, &mut theirs, within, awaited)?;
+        self.exchange_bytes(&ours, &mut theirs, within, awaited)?;
         Ok(theirs)
     }
 
-    fn take_turns(
+    fn exchange_bytes(
         &mut self,
         ours: &[u8],
         theirs: &mut [u8],
@@ -267,23 +274,23 @@ impl Conversation {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        match &mut self.way {
-            Way::Stream(stream) => stream.write_all(bytes).map_err(|e| self.lost(reason(&e))),
-            Way::Queue(line) => line
+        match &mut self.transport {
+            ControlTransport::Tcp(stream) => stream.write_all(bytes).map_err(|e| self.lost(reason(&e))),
+            ControlTransport::QueuePair(channel) => channel
                 .get_mut()
-                .say(bytes, ANSWER, &self.interrupt)
-                .map_err(|broken| self.broken(broken, "it does not take what it is sent")),
+                .send(bytes, REPLY_TIMEOUT, &self.interrupt)
+                .map_err(|error| self.channel_error(error, "it does not take what it is sent")),
         }
     }
 
     fn read(&mut self, into: &mut [u8], within: Option<Duration>, awaited: &str) -> Result<(), Failure> {
-        let stream = match &mut self.way {
-            Way::Stream(stream) => stream,
-            Way::Queue(line) => {
-                return line
+        let stream = match &mut self.transport {
+            ControlTransport::Tcp(stream) => stream,
+            ControlTransport::QueuePair(channel) => {
+                return channel
                     .get_mut()
-                    .hear(into, within, &self.interrupt)
-                    .map_err(|broken| self.broken(broken, &format!("it did not send {awaited} in time")));
+                    .receive(into, within, &self.interrupt)
+                    .map_err(|error| self.channel_error(error, &format!("it did not send {awaited} in time")));
             }
         };
         let deadline = within.map(|within| Instant::now() + within);
@@ -293,7 +300,7 @@ impl Conversation {
                 return Err(Failure::Interrupted);
             }
             match stream.read(&mut into[filled..]) {
-                Ok(0) => return Err(self.lost(CLOSED)),
+                Ok(0) => return Err(self.lost(CLOSED_REASON)),
                 Ok(read) => filled += read,
                 Err(e)
                     if matches!(
@@ -312,11 +319,11 @@ impl Conversation {
     }
 
     #[cold]
-    fn broken(&self, broken: Broken, late: &str) -> Failure {
-        match broken {
-            Broken::Lost(reason) => self.lost(reason),
-            Broken::Late => self.lost(late),
-            Broken::Interrupted => Failure::Interrupted,
+    fn channel_error(&self, error: ChannelError, late: &str) -> Failure {
+        match error {
+            ChannelError::Lost(reason) => self.lost(reason),
+            ChannelError::TimedOut => self.lost(late),
+            ChannelError::Interrupted => Failure::Interrupted,
         }
     }
 
@@ -338,12 +345,12 @@ impl Conversation {
     }
 }
 
-impl Drop for Conversation {
+impl Drop for ControlConnection {
     fn drop(&mut self) {
         // The shutdown fails only where the connection is gone already. CM connections first, so
         // that the peer is not informed earlier that this end is gone.
-        self.kept.clear();
-        if let Way::Stream(stream) = &self.way {
+        self.cm_connections.clear();
+        if let ControlTransport::Tcp(stream) = &self.transport {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -351,80 +358,80 @@ impl Drop for Conversation {
 
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
-        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => CLOSED.to_owned(),
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => CLOSED_REASON.to_owned(),
         ErrorKind::WouldBlock => "it does not take what it is sent".to_owned(),
         _ => one_line(&error.to_string()),
     }
 }
 
 /// A loop reads the clock once in so many iterations, and polls the connection when it is time.
-const TURNS: u32 = 512;
+const CHECK_INTERVAL: u32 = 512;
 
 /// Polls the control connection and Ctrl-C while a loop measures.
 #[derive(Debug)]
-pub(crate) struct Watch<'a> {
-    conversation: &'a Conversation,
-    turns: u32,
+pub(crate) struct PeerMonitor<'a> {
+    control: &'a ControlConnection,
+    iterations: u32,
     next: Instant,
 }
 
-impl Watch<'_> {
+impl PeerMonitor<'_> {
     /// One iteration of a loop. Returns whether the peer has sent its next message, which means
     /// that it is done.
     ///
     /// # Errors
     /// [`Failure::Lost`] when the peer is gone; [`Failure::Interrupted`].
     #[inline]
-    pub(crate) fn turn(&mut self) -> Result<bool, Failure> {
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS) {
-            self.look()
+    pub(crate) fn poll(&mut self) -> Result<bool, Failure> {
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
+            self.check()
         } else {
             Ok(false)
         }
     }
 
     #[cold]
-    fn look(&mut self) -> Result<bool, Failure> {
-        if self.conversation.interrupt.requested() {
+    fn check(&mut self) -> Result<bool, Failure> {
+        if self.control.interrupt.requested() {
             return Err(Failure::Interrupted);
         }
         let now = Instant::now();
         if now < self.next {
             return Ok(false);
         }
-        self.next = now + LOOK;
-        self.ask()
+        self.next = now + POLL_INTERVAL;
+        self.poll_now()
     }
 
     /// Polls at once.
     ///
     /// # Errors
     /// As [`PeerMonitor::poll`].
-    pub(crate) fn ask(&self) -> Result<bool, Failure> {
-        let conversation = self.conversation;
-        if conversation.interrupt.requested() {
+    pub(crate) fn poll_now(&self) -> Result<bool, Failure> {
+        let control = self.control;
+        if control.interrupt.requested() {
             return Err(Failure::Interrupted);
         }
-        let stream = match &conversation.way {
-            Way::Stream(stream) => stream,
-            Way::Queue(line) => {
-                return line
+        let stream = match &control.transport {
+            ControlTransport::Tcp(stream) => stream,
+            ControlTransport::QueuePair(channel) => {
+                return channel
                     .borrow_mut()
-                    .has_heard()
-                    .map_err(|broken| conversation.broken(broken, CLOSED));
+                    .has_received()
+                    .map_err(|error| control.channel_error(error, CLOSED_REASON));
             }
         };
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         match recv(stream.as_raw_fd(), &mut [0], flags) {
-            Ok(0) => Err(conversation.lost(CLOSED)),
+            Ok(0) => Err(control.lost(CLOSED_REASON)),
             Ok(_) => Ok(true),
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
-            Err(errno) => Err(conversation.lost(reason(&errno.into()))),
+            Err(errno) => Err(control.lost(reason(&errno.into()))),
         }
     }
 }
 
 #[cfg(test)]
-#[path = "conversation_tests.rs"]
+#[path = "control_connection_tests.rs"]
 mod tests;

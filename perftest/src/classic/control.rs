@@ -2,7 +2,7 @@
 
 use super::printer::Printer;
 use super::settings::{Exchange, Settings};
-use super::wire::{Conversation, Line, Listener, Managed, connect};
+use super::wire::{CmEndpoint, ControlConnection, Listener, QpChannel, connect};
 use crate::device::Device;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -12,39 +12,36 @@ use crate::interrupt::Interrupt;
 /// # Errors
 /// [`Failure::Test`] when no server answers or the port cannot be listened on;
 /// [`Failure::Interrupted`].
-pub(crate) fn begin(
+pub(crate) fn open_control(
     settings: &Settings,
     device: &Device,
     printer: &Printer<'_>,
     interrupt: &Interrupt,
-) -> Result<(Conversation, Option<Managed>), Failure> {
-    if settings.exchange == Exchange::Socket {
-        return over_tcp(settings, printer, interrupt).map(|conversation| (conversation, None));
+) -> Result<(ControlConnection, Option<CmEndpoint>), Failure> {
+    if settings.exchange == Exchange::Tcp {
+        return over_tcp(settings, printer, interrupt).map(|control| (control, None));
     }
     let manager = device
         .manager
         .get()
         .map_err(|e| Failure::test(one_line(&e.to_string())))?;
-    let make = || Line::prepare(&device.context, settings.device_port);
-    let (conversation, managed) = match &settings.host {
+    let make = || QpChannel::prepare(&device.context, settings.device_port);
+    let (control, cm) = match &settings.host {
         Some(host) => {
             printer.waiting()?;
-            Managed::connect(manager, (host, settings.port), settings.source, interrupt, make)?
+            CmEndpoint::connect(manager, (host, settings.port), settings.source, interrupt, make)?
         }
         None => {
-            let listening = Managed::listen(manager, settings.source, settings.port, settings.ipv6)?;
+            let listening = CmEndpoint::listen(manager, settings.source, settings.port, settings.ipv6)?;
             printer.waiting()?;
             listening.accept(interrupt, make)?
         }
     };
     // With -z the connection manager is no longer needed: stop listening.
-    Ok((
-        conversation,
-        (settings.exchange == Exchange::Managed).then_some(managed),
-    ))
+    Ok((control, (settings.exchange == Exchange::RdmaCm).then_some(cm)))
 }
 
-fn over_tcp(settings: &Settings, printer: &Printer<'_>, interrupt: &Interrupt) -> Result<Conversation, Failure> {
+fn over_tcp(settings: &Settings, printer: &Printer<'_>, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {
     match &settings.host {
         Some(host) => {
             printer.waiting()?;

@@ -4,18 +4,18 @@
 use doorbell_verbs::QueuePair;
 
 use super::super::printer::Printer;
-use super::super::wire::{Conversation, Managed};
-use super::Service;
+use super::super::wire::{CmEndpoint, ControlConnection};
+use super::TestTransport;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
 /// A queue pair while it is set up.
 #[derive(Debug)]
-pub(super) enum Joined<T: Service> {
+pub(super) enum QpSetup<T: TestTransport> {
     /// Not connected: the peer's QP information names the destination.
-    Not(T::Prepared),
+    NotConnected(T::Prepared),
     /// Connected by the connection manager.
-    Yes(Box<(QueuePair<T>, T::To)>),
+    Connected(Box<(QueuePair<T>, T::Destination)>),
 }
 
 /// Connects the queue pairs by the connection manager, if there is one: one after the other,
@@ -24,28 +24,28 @@ pub(super) enum Joined<T: Service> {
 ///
 /// # Errors
 /// [`Failure::Test`] when one cannot be connected; as [`ControlConnection::barrier`] otherwise.
-pub(super) fn join<T: Service>(
+pub(super) fn connect_by_cm<T: TestTransport>(
     prepared: Vec<T::Prepared>,
-    conversation: &mut Conversation,
-    managed: Option<Managed>,
+    control: &mut ControlConnection,
+    cm: Option<CmEndpoint>,
     is_server: bool,
     printer: &Printer<'_>,
     interrupt: &Interrupt,
-) -> Result<Vec<Joined<T>>, Failure> {
-    let Some(mut managed) = managed else {
-        return Ok(prepared.into_iter().map(Joined::Not).collect());
+) -> Result<Vec<QpSetup<T>>, Failure> {
+    let Some(mut cm) = cm else {
+        return Ok(prepared.into_iter().map(QpSetup::NotConnected).collect());
     };
     if is_server {
         printer.waiting_for_queue_pairs()?;
     }
-    conversation.rendezvous()?;
-    let mut joined = Vec::with_capacity(prepared.len());
+    control.cm_barrier()?;
+    let mut connected = Vec::with_capacity(prepared.len());
     for qp in prepared {
-        let (qp, to, connection) = T::join(qp, managed.next(interrupt)?)
-            .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?;
-        joined.push(Joined::Yes(Box::new((qp, to))));
-        conversation.keep(connection);
+        let (qp, to, connection) = T::connect_by_cm(qp, cm.next(interrupt)?)
+            .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?;
+        connected.push(QpSetup::Connected(Box::new((qp, to))));
+        control.keep_connected(connection);
     }
-    conversation.rendezvous()?;
-    Ok(joined)
+    control.cm_barrier()?;
+    Ok(connected)
 }

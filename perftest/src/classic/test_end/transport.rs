@@ -10,16 +10,16 @@ use doorbell_verbs::{
     UdEndpoint,
 };
 
-use super::super::wire::Half;
+use super::super::wire::PendingConnection;
 
 /// A transport that a test can run on.
-pub(crate) trait Service: Transport + Sized {
+pub(crate) trait TestTransport: Transport + Sized {
     /// Bytes before every received message: the GRH of UD.
     const HEADER: u64 = 0;
     /// A queue pair whose peer is not known yet.
     type Prepared: Debug;
     /// The destination of a SEND, on an unconnected transport.
-    type To: Debug;
+    type Destination: Debug;
 
     /// Creates a queue pair.
     ///
@@ -41,20 +41,23 @@ pub(crate) trait Service: Transport + Sized {
         prepared: Self::Prepared,
         peer: &Endpoint,
         route: AddressHandleBuilder<'_>,
-    ) -> Result<(QueuePair<Self>, Self::To), String>;
+    ) -> Result<(QueuePair<Self>, Self::Destination), String>;
 
     /// Connects it by the connection manager.
     ///
     /// # Errors
     /// As text, when the peer does not take part, the device refuses, or the manager does not
     /// connect this transport.
-    fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String>;
+    fn connect_by_cm(
+        prepared: Self::Prepared,
+        pending: PendingConnection,
+    ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String>;
 
     /// Adds a SEND to a post list.
-    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: impl Source, signal: bool);
+    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
 
     /// Adds an inline SEND.
-    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: &'d [u8], signal: bool);
+    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
 
     /// Posts receives with one call, to the queue pair or to its shared receive queue.
     ///
@@ -69,7 +72,7 @@ pub(crate) trait Service: Transport + Sized {
 
 /// The destination of datagrams.
 #[derive(Debug)]
-pub(crate) struct Far {
+pub(crate) struct UdDestination {
     ah: AddressHandle,
     qpn: Qpn,
 }
@@ -100,13 +103,13 @@ macro_rules! sends {
         }
     };
     (datagrams) => {
-        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: impl Source, signal: bool) {
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
             batch
                 .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
                 .signalled_if(signal);
         }
 
-        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: &'d [u8], signal: bool) {
+        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
             batch
                 .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
                 .signalled_if(signal);
@@ -129,7 +132,7 @@ macro_rules! sends {
             prepared: Self::Prepared,
             peer: &Endpoint,
             route: AddressHandleBuilder<'_>,
-        ) -> Result<(QueuePair<Self>, Far), String> {
+        ) -> Result<(QueuePair<Self>, UdDestination), String> {
             let to = UdEndpoint {
                 gid: peer.gid,
                 lid: peer.lid,
@@ -138,20 +141,26 @@ macro_rules! sends {
                 mtu: peer.mtu,
             };
             let ah = route.to(&to).map_err(|e| e.to_string())?;
-            Ok((prepared, Far { ah, qpn: peer.qpn }))
+            Ok((prepared, UdDestination { ah, qpn: peer.qpn }))
         }
     };
 }
 
-macro_rules! joins {
+macro_rules! cm_connects {
     (reliable) => {
-        fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, (), Connection), String> {
-            let (qp, connection) = half.connect(prepared).map_err(|e| e.to_string())?;
+        fn connect_by_cm(
+            prepared: Self::Prepared,
+            pending: PendingConnection,
+        ) -> Result<(QueuePair<Self>, (), Connection), String> {
+            let (qp, connection) = pending.connect(prepared).map_err(|e| e.to_string())?;
             Ok((qp, (), connection))
         }
     };
     (unreliable) => {
-        fn join(_: Self::Prepared, _: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String> {
+        fn connect_by_cm(
+            _: Self::Prepared,
+            _: PendingConnection,
+        ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String> {
             Err("the connection manager connects reliable queue pairs alone: leave -R out".to_owned())
         }
     };
@@ -181,12 +190,12 @@ macro_rules! receives {
     };
 }
 
-macro_rules! service {
-    ($transport:ty, $header:expr, $prepared:ty, $to:ty, $sends:tt, $joins:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
-        impl Service for $transport {
+macro_rules! test_transport {
+    ($transport:ty, $header:expr, $prepared:ty, $destination:ty, $sends:tt, $cm_connects:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
+        impl TestTransport for $transport {
             const HEADER: u64 = $header;
             type Prepared = $prepared;
-            type To = $to;
+            type Destination = $destination;
 
             fn prepare(
                 $builder: QueuePairBuilder<'_>,
@@ -196,7 +205,7 @@ macro_rules! service {
             }
 
             sends!($sends);
-            joins!($joins);
+            cm_connects!($cm_connects);
             receives!($receives);
         }
     };
@@ -210,7 +219,7 @@ fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueueP
 /// Length of the GRH before a datagram.
 const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
 
-service!(
+test_transport!(
     Rc,
     0,
     PreparedQueuePair<Rc>,
@@ -220,7 +229,7 @@ service!(
     own,
     |builder, _shared| builder.rc()
 );
-service!(
+test_transport!(
     Uc,
     0,
     PreparedQueuePair<Uc>,
@@ -230,17 +239,17 @@ service!(
     own,
     |builder, _shared| builder.uc()
 );
-service!(
+test_transport!(
     Ud,
     GRH,
     QueuePair<Ud>,
-    Far,
+    UdDestination,
     datagrams,
     unreliable,
     own,
     |builder, _shared| builder.ud()
 );
-service!(
+test_transport!(
     SharedReceive<Rc>,
     0,
     PreparedQueuePair<SharedReceive<Rc>>,
@@ -250,7 +259,7 @@ service!(
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).rc()
 );
-service!(
+test_transport!(
     SharedReceive<Uc>,
     0,
     PreparedQueuePair<SharedReceive<Uc>>,
@@ -260,11 +269,11 @@ service!(
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).uc()
 );
-service!(
+test_transport!(
     SharedReceive<Ud>,
     GRH,
     QueuePair<SharedReceive<Ud>>,
-    Far,
+    UdDestination,
     datagrams,
     unreliable,
     shared,

@@ -3,20 +3,20 @@
 use doorbell_verbs::{Buffer, Local};
 
 use crate::classic::settings::Settings;
-use crate::classic::station::{Service, Station, allocate, refused, registration};
+use crate::classic::test_end::{TestEnd, TestTransport, allocate, refused, registration};
 use crate::failure::Failure;
 
 /// Buffers per end: the completion of a message may arrive after its answer.
-pub(super) const SOURCES: u32 = 8;
+pub(super) const BUFFERS: u32 = 8;
 /// One message in so many is signaled.
 const SIGNAL_EVERY: u64 = 4;
 /// Messages longer than this have only [`LARGE_BUFFERS`] buffers, to save memory.
-const LONG: u64 = 1 << 20;
-const FEW: u32 = 2;
+const LARGE_MESSAGE: u64 = 1 << 20;
+const LARGE_BUFFERS: u32 = 2;
 
 /// The messages that one end sends.
 #[derive(Debug)]
-pub(super) struct Messages {
+pub(super) struct SendBuffers {
     /// Registered buffers that no request uses.
     pub(super) free: Vec<Buffer<Local>>,
     /// The payload of inline messages, which needs no completion to be reused; as long as the queue
@@ -26,31 +26,31 @@ pub(super) struct Messages {
     pub(super) bytes: usize,
 }
 
-impl Messages {
+impl SendBuffers {
     /// For messages of up to `longest` bytes; registered memory only for those too long for inline.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is none.
-    pub(super) fn new<T: Service>(
+    pub(super) fn new<T: TestTransport>(
         settings: &Settings,
-        station: &Station<T>,
+        test_end: &TestEnd<T>,
         longest: u64,
-    ) -> Result<Messages, Failure> {
-        let free = if longest <= station.inline.into() {
+    ) -> Result<SendBuffers, Failure> {
+        let free = if longest <= test_end.inline.into() {
             Vec::new()
         } else {
-            buffers(settings, station, longest)?
+            buffers(settings, test_end, longest)?
         };
-        Ok(Messages {
+        Ok(SendBuffers {
             free,
-            inline: vec![0; station.inline as usize],
+            inline: vec![0; test_end.inline as usize],
             bytes: 0,
         })
     }
 
     /// No buffers: the messages lie elsewhere.
-    pub(super) fn none() -> Messages {
-        Messages {
+    pub(super) fn none() -> SendBuffers {
+        SendBuffers {
             free: Vec::new(),
             inline: Vec::new(),
             bytes: 0,
@@ -65,7 +65,7 @@ impl Messages {
 
     /// Whether there is a buffer to send from.
     #[inline]
-    pub(super) fn has_one(&self) -> bool {
+    pub(super) fn has_free(&self) -> bool {
         self.are_inline() || !self.free.is_empty()
     }
 
@@ -73,7 +73,7 @@ impl Messages {
     #[inline]
     pub(super) fn signals(&self, index: u64, last: bool) -> bool {
         let free = if self.are_inline() {
-            SOURCES as usize
+            BUFFERS as usize
         } else {
             self.free.len()
         };
@@ -92,20 +92,20 @@ pub(super) fn needs_completion(index: u64, free: usize) -> bool {
 ///
 /// # Errors
 /// [`Failure::Test`] when there is no memory for them.
-pub(super) fn buffers<T: Service>(
+pub(super) fn buffers<T: TestTransport>(
     settings: &Settings,
-    station: &Station<T>,
+    test_end: &TestEnd<T>,
     bytes: u64,
 ) -> Result<Vec<Buffer<Local>>, Failure> {
     // Each starts at a cache line, so that no two share one.
-    let apart = bytes.checked_next_multiple_of(station.greeting.cache_line.into());
-    let count = if bytes > LONG { FEW } else { SOURCES };
+    let apart = bytes.checked_next_multiple_of(test_end.parameters.cache_line.into());
+    let count = if bytes > LARGE_MESSAGE { LARGE_BUFFERS } else { BUFFERS };
     let too_long = || Failure::test(format!("{bytes} B are more than there can be"));
     let apart = apart
         .and_then(|apart| usize::try_from(apart).ok())
         .ok_or_else(too_long)?;
     let whole = apart.checked_mul(count as usize).ok_or_else(too_long)?;
-    let chunks = registration(settings, &station.pd)
+    let chunks = registration(settings, &test_end.pd)
         .register_chunks(allocate(settings, whole)?, apart, Local)
         .map_err(refused)?;
     Ok(chunks.collect())

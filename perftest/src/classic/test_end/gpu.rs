@@ -12,7 +12,7 @@ use super::super::settings::Settings;
 use super::{Target, memory, refused};
 use crate::device::Gpu;
 use crate::failure::Failure;
-use crate::run::gpu::Pool;
+use crate::run::gpu::GpuPool;
 
 /// Memory for the peer, at least `len` bytes per queue pair: one memory region, or with
 /// `--mr_per_qp` one each.
@@ -48,7 +48,7 @@ pub(super) fn pieces<R: Rights>(
 ///
 /// # Errors
 /// [`Failure::Test`] when the GPU or the device refuses.
-pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<Pool, Failure> {
+pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<GpuPool, Failure> {
     let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B are more than there can be")))?;
-    Pool::new(gpu, pd, len, count as usize)
+    GpuPool::new(gpu, pd, len, count as usize)
 }

@@ -3,12 +3,12 @@
 use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, Registration, Rights, Scratch};
 
 use super::super::settings::Settings;
-use super::super::wire::Greeting;
+use super::super::wire::SharedParameters;
 use super::{Target, refused};
 use crate::failure::Failure;
 
 /// How messages of one size cycle through a buffer: each starts at a cache line behind the previous
-/// one until the page is full, then again at the start. Messages longer than half a page all use
+/// one until the page is full, then again at the start. Messages longer than pending a page all use
 /// the same place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cycle {
@@ -23,8 +23,8 @@ pub(crate) struct Cycle {
 impl Cycle {
     /// For messages of `bytes`, with a header of `header` bytes (the GRH of UD) where they are
     /// received.
-    pub(super) fn new(bytes: u64, header: u64, greeting: &Greeting) -> Cycle {
-        let (line, page) = (u64::from(greeting.cache_line), u64::from(greeting.page));
+    pub(super) fn new(bytes: u64, header: u64, parameters: &SharedParameters) -> Cycle {
+        let (line, page) = (u64::from(parameters.cache_line), u64::from(parameters.page));
         let stride = bytes
             .saturating_add(header)
             .checked_next_multiple_of(line)
@@ -198,14 +198,14 @@ mod tests {
 
     use super::*;
 
-    const GREETING: Greeting = Greeting {
+    const PARAMETERS: SharedParameters = SharedParameters {
         page: 4096,
         cache_line: 64,
         mtu: Mtu::B1024,
     };
 
     #[test]
-    fn short_messages_go_through_a_page_and_long_ones_stay() {
+    fn short_messages_cycle_through_a_page_and_long_ones_stay() {
         for (bytes, stride, slots) in [
             (1, 64, 64),
             (64, 64, 64),
@@ -215,18 +215,18 @@ mod tests {
             (4096, 4096, 1),
             (65536, 65536, 1),
         ] {
-            let cycle = Cycle::new(bytes, 0, &GREETING);
+            let cycle = Cycle::new(bytes, 0, &PARAMETERS);
             assert_eq!(cycle, Cycle { bytes, stride, slots });
             assert_eq!(cycle.offset(slots), 0);
             assert!(cycle.offset(slots - 1) + bytes <= cycle.len().max(bytes));
         }
-        assert_eq!(Cycle::new(88, 40, &GREETING).stride, 128);
+        assert_eq!(Cycle::new(88, 40, &PARAMETERS).stride, 128);
     }
 
     #[test]
     fn a_message_never_goes_beyond_the_page_and_itself() {
         for bytes in 1..=9000 {
-            let cycle = Cycle::new(bytes, 0, &GREETING);
+            let cycle = Cycle::new(bytes, 0, &PARAMETERS);
             for index in 0..200 {
                 let end = cycle.offset(index) + bytes;
                 assert!(end <= 4096.max(bytes.next_multiple_of(64)), "{bytes} {index}");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_believed() {
+    fn available_memory_is_the_kernels_estimate() {
         assert_eq!(
             available("MemTotal: 9 kB\nMemAvailable:   21000000 kB\n"),
             Some(21_000_000 << 10)

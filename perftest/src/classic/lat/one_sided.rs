@@ -4,19 +4,19 @@
 use doorbell_verbs::{Atomic as MayCount, Buffer, Local, Rc, Read, Remote, RemoteWord, Word};
 
 use super::send::SLEEP;
-use super::single::Asker;
+use super::single::LatRequester;
 use crate::classic::settings::{Atomic, Settings};
-use crate::classic::station::{Station, allocate, refused, registration, slots};
+use crate::classic::test_end::{TestEnd, allocate, refused, registration, slots};
 use crate::classic::tool::Verb;
 use crate::failure::Failure;
-use crate::run::gpu::{Content, Pool};
+use crate::run::gpu::{Content, GpuPool};
 
 /// Bytes of the operand of an atomic.
 const WORD: usize = 8;
 
 /// The operation, with the local buffer while no request uses it.
 #[derive(Debug)]
-enum Question {
+enum Operation {
     /// RDMA READ.
     Read {
         /// The local buffer, as long as the longest message.
@@ -29,7 +29,7 @@ enum Question {
     /// RDMA READ into a GPU's memory.
     GpuRead {
         /// One buffer.
-        into: Pool,
+        into: GpuPool,
         from: Remote<Read>,
     },
     /// An atomic on a remote word.
@@ -44,25 +44,25 @@ enum Question {
 
 /// One end.
 #[derive(Debug)]
-pub(super) struct Asks {
-    station: Station<Rc>,
-    question: Question,
+pub(super) struct OneSided {
+    test_end: TestEnd<Rc>,
+    op: Operation,
     /// Whether to sleep on the completion channel instead of polling.
     sleeps: bool,
 }
 
-impl Asks {
+impl OneSided {
     /// # Errors
     /// [`Failure::Test`] when there is no memory, or the peer's address is invalid.
-    pub(super) fn new(settings: &Settings, station: Station<Rc>) -> Result<Asks, Failure> {
+    pub(super) fn new(settings: &Settings, test_end: TestEnd<Rc>) -> Result<OneSided, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
-        if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &station.gpu) {
-            let into = slots(gpu, &station.pd, longest, 1)?;
-            let from = station.lanes[0].remote(&station.cycle(longest));
-            return Ok(Asks {
-                question: Question::GpuRead { into, from },
+        if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &test_end.gpu) {
+            let into = slots(gpu, &test_end.pd, longest, 1)?;
+            let from = test_end.qps[0].remote(&test_end.cycle(longest));
+            return Ok(OneSided {
+                op: Operation::GpuRead { into, from },
                 sleeps: settings.events,
-                station,
+                test_end,
             });
         }
         let bytes = match settings.tool.verb {
@@ -70,63 +70,64 @@ impl Asks {
             _ => usize::try_from(longest).unwrap_or(usize::MAX),
         };
         let memory = allocate(settings, bytes)?;
-        let into = registration(settings, &station.pd)
+        let into = registration(settings, &test_end.pd)
             .register(memory, Local)
             .map_err(refused)?;
-        let (lane, cycle) = (&station.lanes[0], station.cycle(longest));
-        let question = if settings.tool.verb == Verb::Atomic {
-            let at = lane.remote::<MayCount>(&cycle).word(0);
-            Question::Atomic {
+        let (test_qp, cycle) = (&test_end.qps[0], test_end.cycle(longest));
+        let op = if settings.tool.verb == Verb::Atomic {
+            let at = test_qp.remote::<MayCount>(&cycle).word(0);
+            Operation::Atomic {
                 into: into.into_word().ok(),
-                at: at.ok_or_else(|| Failure::test(format!("{lane} has told an address that is not a word's")))?,
+                at: at.ok_or_else(|| Failure::test(format!("{test_qp} sent an address that is not a word's")))?,
                 operation: settings.atomic,
             }
         } else {
-            Question::Read {
+            Operation::Read {
                 into: Some(into),
-                from: lane.remote(&cycle),
+                from: test_qp.remote(&cycle),
                 bytes,
             }
         };
-        Ok(Asks {
-            station,
-            question,
+        Ok(OneSided {
+            test_end,
+            op,
             sleeps: settings.events,
         })
     }
 
     /// Sets the message size.
     pub(super) fn resize(&mut self, size: usize) {
-        if let Question::Read { bytes, .. } = &mut self.question {
+        if let Operation::Read { bytes, .. } = &mut self.op {
             *bytes = size;
         }
     }
 }
 
-impl Asker for Asks {
+impl LatRequester for OneSided {
     #[inline]
-    fn ask(&mut self) -> Result<(), Failure> {
-        let lane = &mut self.station.lanes[0];
-        let posted = match &mut self.question {
-            Question::Read { into, from, bytes } => match into.take() {
+    fn post(&mut self) -> Result<(), Failure> {
+        let test_qp = &mut self.test_end.qps[0];
+        let posted = match &mut self.op {
+            Operation::Read { into, from, bytes } => match into.take() {
                 Some(buffer) => {
                     let (from, bytes) = (*from, *bytes);
-                    lane.qp
+                    test_qp
+                        .qp
                         .post(|batch| drop(batch.read(buffer.part(..bytes), from).signalled()))
                 }
                 None => Ok(()),
             },
-            Question::GpuRead { into, from } => match into.take(Content::Nothing) {
+            Operation::GpuRead { into, from } => match into.take(Content::Nothing) {
                 Some(buffer) => {
                     let from = *from;
-                    lane.qp.post(|batch| drop(batch.read(buffer, from).signalled()))
+                    test_qp.qp.post(|batch| drop(batch.read(buffer, from).signalled()))
                 }
                 None => Ok(()),
             },
-            Question::Atomic { into, at, operation } => match into.take() {
+            Operation::Atomic { into, at, operation } => match into.take() {
                 Some(word) => {
                     let (at, operation) = (*at, *operation);
-                    lane.qp.post(|batch| match operation {
+                    test_qp.qp.post(|batch| match operation {
                         Atomic::FetchAdd => drop(batch.fetch_add(word, at, 1).signalled()),
                         Atomic::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signalled()),
                     })
@@ -134,12 +135,12 @@ impl Asker for Asks {
                 None => Ok(()),
             },
         };
-        posted.map_err(|e| lane.refused(&e))
+        posted.map_err(|e| test_qp.refused(&e))
     }
 
     #[inline]
-    fn is_answered(&mut self) -> Result<bool, Failure> {
-        let Station { cq, lanes, .. } = &mut self.station;
+    fn is_complete(&mut self) -> Result<bool, Failure> {
+        let TestEnd { cq, qps, .. } = &mut self.test_end;
         let completions = if self.sleeps {
             cq.wait(SLEEP).map_err(refused)?
         } else {
@@ -147,17 +148,17 @@ impl Asker for Asks {
         };
         let mut answered = false;
         for mut done in completions {
-            done.result().map_err(|failure| lanes[0].failed(&failure))?;
+            done.result().map_err(|failure| qps[0].failed(&failure))?;
             answered = true;
-            match &mut self.question {
-                Question::Read { into, .. } => *into = done.take(),
-                Question::GpuRead { into, .. } => {
-                    done.take().into_iter().for_each(|buffer| into.give_filled(buffer));
-                    if let Some(failure) = into.failed() {
+            match &mut self.op {
+                Operation::Read { into, .. } => *into = done.take(),
+                Operation::GpuRead { into, .. } => {
+                    done.take().into_iter().for_each(|buffer| into.release_received(buffer));
+                    if let Some(failure) = into.take_error() {
                         return Err(failure);
                     }
                 }
-                Question::Atomic { into, .. } => *into = done.take_word(),
+                Operation::Atomic { into, .. } => *into = done.take_word(),
             }
         }
         Ok(answered)

@@ -10,28 +10,28 @@
 //! page at the address it was given, message by message, and wraps around ([`Cycle`]). So every
 //! queue pair has at least a page.
 
+mod cm_connect;
 mod gpu;
-mod joined;
 mod memory;
-mod service;
+mod transport;
 
 use doorbell_verbs::{
     AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, Failure as Completed, GidEntry,
-    Key as Grants, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused, Remote,
-    RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
+    Key as RemoteRight, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused,
+    Remote, RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
 };
 
 pub(crate) use gpu::slots;
 pub(crate) use memory::{Cycle, allocate, frozen, registration, scratch};
-pub(crate) use service::Service;
+pub(crate) use transport::TestTransport;
 
-use self::joined::{Joined, join};
+use self::cm_connect::{QpSetup, connect_by_cm};
 
 use super::layout::{Address, Header};
 use super::printer::Printer;
 use super::settings::Settings;
 use super::tool::{Kind, Tool, Verb};
-use super::wire::{Conversation, Greeting, Key, Managed};
+use super::wire::{CmEndpoint, ControlConnection, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -48,7 +48,7 @@ const INLINE_SEND_LATENCY: u32 = 236;
 
 /// Vendor ids of the adapters on which the C tools send inline by default; on others, software
 /// devices among them, they do not. Results are comparable only where this is the same.
-const INLINING: [u32; 8] = [
+const INLINE_VENDORS: [u32; 8] = [
     0x02c9, // Mellanox, NVIDIA
     0x15b3, // the same, by PCI
     0x119f, // Bull
@@ -64,26 +64,26 @@ const INLINING: [u32; 8] = [
 pub(crate) enum Target {
     Nothing,
     /// Remote write.
-    Written(Buffer<RemoteWrite>),
+    Write(Buffer<RemoteWrite>),
     /// Remote read.
     Read(Buffer<RemoteRead>),
     /// Remote atomic.
-    Counted(Buffer<RemoteAtomic>),
+    Atomic(Buffer<RemoteAtomic>),
     /// Remote write to a GPU's memory.
-    GpuWritten(Buffer<Opaque<RemoteWrite>>),
+    GpuWrite(Buffer<Opaque<RemoteWrite>>),
     /// Remote read of a GPU's memory.
     GpuRead(Buffer<Opaque<RemoteRead>>),
 }
 
 impl Target {
     /// The rkey and the address to send to the peer.
-    fn told(&self) -> (u32, u64) {
+    fn rkey_and_addr(&self) -> (u32, u64) {
         match self {
             Target::Nothing => (0, 0),
-            Target::Written(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Write(memory) => (memory.remote().rkey().0, memory.addr()),
             Target::Read(memory) => (memory.remote().rkey().0, memory.addr()),
-            Target::Counted(memory) => (memory.remote().rkey().0, memory.addr()),
-            Target::GpuWritten(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Atomic(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::GpuWrite(memory) => (memory.remote().rkey().0, memory.addr()),
             Target::GpuRead(memory) => (memory.remote().rkey().0, memory.addr()),
         }
     }
@@ -91,22 +91,22 @@ impl Target {
 
 /// A queue pair of the test, with its memory and both ends' QP information.
 #[derive(Debug)]
-pub(crate) struct Lane<T: Service> {
+pub(crate) struct TestQp<T: TestTransport> {
     /// The connected queue pair. The tag of its completions is its index.
     pub(crate) qp: QueuePair<T>,
     /// Destination of its datagrams (UD).
-    pub(crate) to: T::To,
+    pub(crate) to: T::Destination,
     /// The QP information sent to the peer.
-    pub(crate) ours: Key,
+    pub(crate) ours: QpInfo,
     /// The peer's QP information.
-    pub(crate) theirs: Key,
+    pub(crate) theirs: QpInfo,
     /// What the peer may access.
     pub(crate) target: Target,
 }
 
-impl<T: Service> Lane<T> {
+impl<T: TestTransport> TestQp<T> {
     /// The peer's memory, as far as `cycle` goes.
-    pub(crate) fn remote<K: Grants>(&self, cycle: &Cycle) -> Remote<K> {
+    pub(crate) fn remote<K: RemoteRight>(&self, cycle: &Cycle) -> Remote<K> {
         Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
     }
 
@@ -123,7 +123,7 @@ impl<T: Service> Lane<T> {
     }
 }
 
-impl<T: Service> std::fmt::Display for Lane<T> {
+impl<T: TestTransport> std::fmt::Display for TestQp<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.theirs.gid {
             Some(gid) => write!(f, "peer {} (queue pair {})", gid.to_ip(), self.theirs.qpn),
@@ -134,17 +134,17 @@ impl<T: Service> std::fmt::Display for Lane<T> {
 
 /// One end.
 #[derive(Debug)]
-pub(crate) struct Station<T: Service> {
+pub(crate) struct TestEnd<T: TestTransport> {
     /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
     pub(crate) cq: CompletionQueue,
     /// The queue pairs.
-    pub(crate) lanes: Vec<Lane<T>>,
+    pub(crate) qps: Vec<TestQp<T>>,
     /// The shared receive queue, with `--use-srq`.
     pub(crate) shared: Option<SharedReceiveQueue>,
     /// Messages of up to so many bytes are sent inline.
     pub(crate) inline: u32,
     /// The parameters both ends agreed on.
-    pub(crate) greeting: Greeting,
+    pub(crate) parameters: SharedParameters,
     /// For the memory of the loops.
     pub(crate) pd: ProtectionDomain,
     /// The GPU whose memory messages lie in, with `--use_cuda`.
@@ -185,7 +185,7 @@ fn is_target(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
 }
 
-impl<T: Service> Station<T> {
+impl<T: TestTransport> TestEnd<T> {
     /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
     /// after the exchange of QP information. Prints the header on the way.
     ///
@@ -195,12 +195,12 @@ impl<T: Service> Station<T> {
     pub(crate) fn establish(
         settings: &Settings,
         device: &Device,
-        conversation: &mut Conversation,
-        managed: Option<Managed>,
+        control: &mut ControlConnection,
+        cm: Option<CmEndpoint>,
         interrupt: &Interrupt,
         printer: &mut Printer<'_>,
         depths: Depths,
-    ) -> Result<Station<T>, Failure> {
+    ) -> Result<TestEnd<T>, Failure> {
         let context = &device.context;
         let port = context.port(settings.device_port).map_err(refused)?;
         if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
@@ -211,18 +211,18 @@ impl<T: Service> Station<T> {
                 port.state
             )));
         }
-        let ours = Greeting {
+        let ours = SharedParameters {
             page: PAGE,
             cache_line: CACHE_LINE,
             mtu: path_mtu(settings, context.name(), port.active_mtu)?,
         };
-        let greeting = conversation.greet(ours)?;
+        let parameters = control.exchange_parameters(ours)?;
         let gid = choose_gid(settings, device, port.link_layer)?;
         let pd = context.protection_domain().map_err(refused)?;
         let outstanding = outstanding(settings, device)?;
-        let mut maker = Maker {
+        let mut builder = EndBuilder {
             settings,
-            greeting,
+            parameters,
             gid,
             outstanding,
             depths,
@@ -230,9 +230,9 @@ impl<T: Service> Station<T> {
             gpu: device.gpu.as_ref(),
             inline: inline(settings, context.attr().vendor_id),
         };
-        let targets = maker.targets()?;
-        let entries = maker.entries();
-        let channel = maker.channel(device)?;
+        let targets = builder.targets()?;
+        let entries = builder.entries();
+        let channel = builder.channel(device)?;
         let cq = match &channel {
             Some(channel) => context.completion_queue_on_vector(channel, settings.vector, entries),
             None => context.completion_queue(entries),
@@ -246,38 +246,31 @@ impl<T: Service> Station<T> {
         // A trial queue pair for the inline size uses its own completion queue: the space it
         // reserves there may not be released at once.
         let trial = context.completion_queue(entries).map_err(refused)?;
-        maker.fit_inline::<T>(&trial, shared.as_ref())?;
+        builder.fit_inline::<T>(&trial, shared.as_ref())?;
         drop(trial);
-        printer.header(&maker.header(context.name(), port.link_layer))?;
+        printer.header(&builder.header(context.name(), port.link_layer))?;
         let mut prepared = Vec::with_capacity(targets.len());
         for (index, target) in targets.into_iter().enumerate() {
-            let qp = T::prepare(maker.builder(&cq, index), shared.as_ref()).map_err(refused)?;
+            let qp = T::prepare(builder.builder(&cq, index), shared.as_ref()).map_err(refused)?;
             let endpoint = T::endpoint(&qp);
-            let key = maker.key(&endpoint, &target);
-            prepared.push((qp, key, target));
+            let qp_info = builder.qp_info(&endpoint, &target);
+            prepared.push((qp, qp_info, target));
         }
-        let ours: Vec<Key> = prepared.iter().map(|(_, key, _)| *key).collect();
+        let ours: Vec<QpInfo> = prepared.iter().map(|(_, qp_info, _)| *qp_info).collect();
         let (queue_pairs, targets): (Vec<_>, Vec<_>) = prepared.into_iter().map(|(qp, _, target)| (qp, target)).unzip();
-        let joined = join::<T>(
-            queue_pairs,
-            conversation,
-            managed,
-            settings.is_server(),
-            printer,
-            interrupt,
-        )?;
-        let theirs = conversation.keys(&ours)?;
-        let addresses = |keys: &[Key]| keys.iter().map(address).collect::<Vec<_>>();
+        let connected = connect_by_cm::<T>(queue_pairs, control, cm, settings.is_server(), printer, interrupt)?;
+        let theirs = control.exchange_qp_infos(&ours)?;
+        let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
         printer.addresses(&addresses(&ours), &addresses(&theirs))?;
-        let mut lanes = Vec::with_capacity(joined.len());
-        for (((qp, target), &ours), theirs) in joined.into_iter().zip(targets).zip(&ours).zip(theirs) {
-            let peer = maker.endpoint_of(&theirs)?;
+        let mut qps = Vec::with_capacity(connected.len());
+        for (((qp, target), &ours), theirs) in connected.into_iter().zip(targets).zip(&ours).zip(theirs) {
+            let peer = builder.endpoint_of(&theirs)?;
             let (qp, to) = match qp {
-                Joined::Not(qp) => T::connect(qp, &peer, maker.route())
-                    .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?,
-                Joined::Yes(connected) => *connected,
+                QpSetup::NotConnected(qp) => T::connect(qp, &peer, builder.route())
+                    .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?,
+                QpSetup::Connected(connected) => *connected,
             };
-            lanes.push(Lane {
+            qps.push(TestQp {
                 qp,
                 to,
                 ours,
@@ -286,35 +279,35 @@ impl<T: Service> Station<T> {
             });
         }
         // The second exchange is the barrier at which both ends are connected.
-        conversation.keys(&ours)?;
-        let inline = maker.inline;
-        let station = Station {
+        control.exchange_qp_infos(&ours)?;
+        let inline = builder.inline;
+        let test_end = TestEnd {
             cq,
-            lanes,
+            qps,
             shared,
             inline,
-            greeting,
+            parameters,
             pd,
             gpu: device.gpu.clone(),
         };
-        station.meet(conversation)?;
-        Ok(station)
+        test_end.barrier(control)?;
+        Ok(test_end)
     }
 
     /// Barrier: waits until the peer has got here too. For barriers before a measurement.
     ///
     /// # Errors
     /// As [`ControlConnection::barrier`].
-    pub(crate) fn meet(&self, conversation: &mut Conversation) -> Result<(), Failure> {
-        conversation.barrier(&self.lanes[0].ours)
+    pub(crate) fn barrier(&self, control: &mut ControlConnection) -> Result<(), Failure> {
+        control.barrier(&self.qps[0].ours)
     }
 
     /// As [`TestEnd::barrier`], without a deadline, as the peer may still be measuring.
     ///
     /// # Errors
     /// As [`ControlConnection::barrier_after_test`].
-    pub(crate) fn meet_after_test(&self, conversation: &mut Conversation) -> Result<(), Failure> {
-        conversation.barrier_after_test(&self.lanes[0].ours)
+    pub(crate) fn barrier_after_test(&self, control: &mut ControlConnection) -> Result<(), Failure> {
+        control.barrier_after_test(&self.qps[0].ours)
     }
 
     /// Whether this end sends messages of `bytes` inline.
@@ -324,14 +317,14 @@ impl<T: Service> Station<T> {
 
     /// The cycle buffer of messages of `bytes`.
     pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
-        Cycle::new(bytes, T::HEADER, &self.greeting)
+        Cycle::new(bytes, T::HEADER, &self.parameters)
     }
 }
 
 /// What the queue pairs are created from.
-struct Maker<'a> {
+struct EndBuilder<'a> {
     settings: &'a Settings,
-    greeting: Greeting,
+    parameters: SharedParameters,
     gid: Option<GidEntry>,
     outstanding: u8,
     depths: Depths,
@@ -340,7 +333,7 @@ struct Maker<'a> {
     inline: u32,
 }
 
-impl<'a> Maker<'a> {
+impl<'a> EndBuilder<'a> {
     /// Memory for the peer, one piece for each queue pair.
     fn targets(&self) -> Result<Vec<Target>, Failure> {
         let settings = self.settings;
@@ -350,20 +343,20 @@ impl<'a> Maker<'a> {
         }
         let longest = settings.sizes.iter().max().copied().unwrap_or(0);
         // Shorter messages cycle through the whole page.
-        let len = Cycle::new(longest, 0, &self.greeting)
+        let len = Cycle::new(longest, 0, &self.parameters)
             .len()
-            .max(self.greeting.page.into());
+            .max(self.parameters.page.into());
         if let Some(gpu) = self.gpu {
             return match settings.tool.verb {
-                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWritten),
+                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWrite),
                 Verb::Read => gpu::pieces(settings, gpu, self.pd, len, RemoteRead, Target::GpuRead),
                 Verb::Atomic | Verb::Send => Err(Failure::usage("atomics are not done in a GPU's memory here")),
             };
         }
         match settings.tool.verb {
-            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Written),
+            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Write),
             Verb::Read => memory::pieces(settings, self.pd, len, RemoteRead, Target::Read),
-            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Counted),
+            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Atomic),
             Verb::Send => Ok(Vec::new()),
         }
     }
@@ -396,7 +389,7 @@ impl<'a> Maker<'a> {
             .retry_count(settings.retry)
             .rnr_retry(RNR_RETRY)
             .rd_atomic(self.outstanding)
-            .mtu(self.greeting.mtu)
+            .mtu(self.parameters.mtu)
             .traffic_class(settings.traffic_class)
             .hop_limit(settings.hop_limit)
             .flow_label(settings.flow_label)
@@ -439,7 +432,7 @@ impl<'a> Maker<'a> {
 
     /// Sets the inline size: the one given with `-I`, or the C tools' default if the device
     /// supports it.
-    fn fit_inline<T: Service>(
+    fn fit_inline<T: TestTransport>(
         &mut self,
         cq: &CompletionQueue,
         shared: Option<&SharedReceiveQueue>,
@@ -465,7 +458,7 @@ impl<'a> Maker<'a> {
         Header {
             device: device.to_owned(),
             infiniband: layer != LinkLayer::Ethernet,
-            mtu: self.greeting.mtu.bytes(),
+            mtu: self.parameters.mtu.bytes(),
             gid_index: self.gid.map(|gid| gid.index),
             inline_bytes: self.inline,
             outstanding: self.outstanding.into(),
@@ -475,9 +468,9 @@ impl<'a> Maker<'a> {
     }
 
     /// The QP information sent to the peer.
-    fn key(&self, endpoint: &Endpoint, target: &Target) -> Key {
-        let (rkey, vaddr) = target.told();
-        Key {
+    fn qp_info(&self, endpoint: &Endpoint, target: &Target) -> QpInfo {
+        let (rkey, vaddr) = target.rkey_and_addr();
+        QpInfo {
             lid: endpoint.lid,
             out_reads: self.outstanding.into(),
             qpn: endpoint.qpn,
@@ -490,7 +483,7 @@ impl<'a> Maker<'a> {
     }
 
     /// The peer's endpoint.
-    fn endpoint_of(&self, theirs: &Key) -> Result<Endpoint, Failure> {
+    fn endpoint_of(&self, theirs: &QpInfo) -> Result<Endpoint, Failure> {
         let verb = self.settings.tool.verb;
         if theirs.out_reads == 0 && matches!(verb, Verb::Read | Verb::Atomic) {
             return Err(Failure::test(
@@ -502,7 +495,7 @@ impl<'a> Maker<'a> {
             lid: theirs.lid,
             qpn: theirs.qpn,
             psn: theirs.psn,
-            mtu: self.greeting.mtu,
+            mtu: self.parameters.mtu,
             rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
         })
     }
@@ -557,9 +550,9 @@ fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
     match (settings.tool.verb, settings.outstanding) {
         (Verb::Write | Verb::Send, _) => Ok(1.min(most)),
         (Verb::Read | Verb::Atomic, None) => Ok(most),
-        (Verb::Read | Verb::Atomic, Some(asked)) if asked <= most => Ok(asked),
-        (Verb::Read | Verb::Atomic, Some(asked)) => Err(Failure::test(format!(
-            "-o {asked}: {} has {most} at most",
+        (Verb::Read | Verb::Atomic, Some(requested)) if requested <= most => Ok(requested),
+        (Verb::Read | Verb::Atomic, Some(requested)) => Err(Failure::test(format!(
+            "-o {requested}: {} has {most} at most",
             device.context.name()
         ))),
     }
@@ -573,21 +566,21 @@ fn inline(settings: &Settings, vendor: u32) -> u32 {
     }
     let Tool { verb, kind } = settings.tool;
     settings.inline.unwrap_or(match (verb, kind) {
-        _ if !INLINING.contains(&vendor) => 0,
+        _ if !INLINE_VENDORS.contains(&vendor) => 0,
         (Verb::Write, Kind::Lat) => INLINE_WRITE_LATENCY,
         (Verb::Send, Kind::Lat) => INLINE_SEND_LATENCY,
         _ => 0,
     })
 }
 
-fn address(key: &Key) -> Address {
+fn address(qp_info: &QpInfo) -> Address {
     Address {
-        lid: key.lid.0,
-        qpn: key.qpn.get(),
-        psn: key.psn.get(),
-        outstanding: key.out_reads.into(),
-        rkey: key.rkey,
-        vaddr: key.vaddr,
-        gid: key.gid.map(|gid| gid.0),
+        lid: qp_info.lid.0,
+        qpn: qp_info.qpn.get(),
+        psn: qp_info.psn.get(),
+        outstanding: qp_info.out_reads.into(),
+        rkey: qp_info.rkey,
+        vaddr: qp_info.vaddr,
+        gid: qp_info.gid.map(|gid| gid.0),
     }
 }

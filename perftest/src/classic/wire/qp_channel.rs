@@ -18,45 +18,45 @@ const LONGEST: usize = 64;
 /// Receives posted at a time.
 const RECEIVES: u32 = 2;
 /// Busy-polls before a wait starts to sleep: a reply that is sent at once arrives within them.
-const EAGER: u32 = 2_000;
+const BUSY_POLLS: u32 = 2_000;
 /// Sleep between polls after that.
-const NAP: Duration = Duration::from_micros(200);
+const SLEEP: Duration = Duration::from_micros(200);
 /// RNR retry count: 7 is infinite.
 const RNR_RETRY: u8 = 7;
 
 /// Why nothing more arrives.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ChannelError {
     /// The peer or the connection is gone: the reason as text.
     Lost(String),
     /// The message did not arrive in time.
-    Late,
+    TimedOut,
     /// Ctrl-C.
     Interrupted,
 }
 
-impl Line {
+impl QpChannel {
     /// Creates a queue pair for messages, with its receives posted.
     ///
     /// # Errors
     /// [`Failure::Test`] when the device refuses.
-    pub(crate) fn prepare(context: &Context, port: u8) -> Result<Prepared, Failure> {
-        Prepared::new(context, port)
+    pub(crate) fn prepare(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
+        PreparedChannel::new(context, port)
     }
 }
 
 /// The queue pair before it is connected.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedChannel {
     qp: PreparedQueuePair,
     cq: CompletionQueue,
 }
 
-impl Prepared {
-    fn new(context: &Context, port: u8) -> Result<Prepared, Failure> {
+impl PreparedChannel {
+    fn new(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
         let refused = |e: &dyn std::fmt::Display| {
             Failure::test(format!(
-                "cannot make the queue pair to talk over: {}",
+                "cannot make the queue pair of the control connection: {}",
                 one_line(&e.to_string())
             ))
         };
@@ -75,7 +75,7 @@ impl Prepared {
             let buffer = pd.register(vec![0; LONGEST], Local).map_err(|e| refused(&e))?;
             qp.receive(buffer).map_err(|e| refused(&e))?;
         }
-        Ok(Prepared { qp, cq })
+        Ok(PreparedChannel { qp, cq })
     }
 
     /// Connects the queue pair with `connect`.
@@ -85,50 +85,50 @@ impl Prepared {
     pub(crate) fn connect<E>(
         self,
         connect: impl FnOnce(PreparedQueuePair) -> Result<(QueuePair, Connection), E>,
-    ) -> Result<Line, E> {
+    ) -> Result<QpChannel, E> {
         let (qp, connection) = connect(self.qp)?;
-        Ok(Line {
+        Ok(QpChannel {
             qp,
             cq: self.cq,
             connection,
-            heard: None,
-            is_sending: false,
+            received: None,
+            send_pending: false,
         })
     }
 }
 
 /// A connected channel.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct QpChannel {
     qp: QueuePair,
     cq: CompletionQueue,
     connection: Connection,
     /// A received message that was not read yet, with its length.
-    heard: Option<(Buffer<Local>, usize)>,
-    is_sending: bool,
+    received: Option<(Buffer<Local>, usize)>,
+    send_pending: bool,
 }
 
-impl Line {
+impl QpChannel {
     /// Sends a message and waits for its completion.
-    pub(super) fn say(&mut self, message: &[u8], within: Duration, interrupt: &Interrupt) -> Result<(), Broken> {
+    pub(super) fn send(&mut self, message: &[u8], within: Duration, interrupt: &Interrupt) -> Result<(), ChannelError> {
         self.qp
             .post(|batch| {
                 batch.send_inline(message).signalled();
             })
-            .map_err(|e| Broken::Lost(one_line(&e.to_string())))?;
-        self.is_sending = true;
-        self.wait(Some(within), interrupt, |line| !line.is_sending)
+            .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
+        self.send_pending = true;
+        self.wait(Some(within), interrupt, |channel| !channel.send_pending)
     }
 
     /// Receives a message of exactly the length of `into`.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         into: &mut [u8],
         within: Option<Duration>,
         interrupt: &Interrupt,
-    ) -> Result<(), Broken> {
-        self.wait(within, interrupt, |line| line.heard.is_some())?;
-        let Some((buffer, len)) = self.heard.take() else {
+    ) -> Result<(), ChannelError> {
+        self.wait(within, interrupt, |channel| channel.received.is_some())?;
+        let Some((buffer, len)) = self.received.take() else {
             return Ok(());
         };
         if len == into.len() {
@@ -136,11 +136,11 @@ impl Line {
         }
         self.qp
             .receive(buffer)
-            .map_err(|e| Broken::Lost(one_line(&e.to_string())))?;
+            .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
         if len == into.len() {
             Ok(())
         } else {
-            Err(Broken::Lost(format!(
+            Err(ChannelError::Lost(format!(
                 "it sent {len} B where {} belong: is it the same tool with the same options?",
                 into.len()
             )))
@@ -148,60 +148,65 @@ impl Line {
     }
 
     /// Whether a message has arrived.
-    pub(super) fn has_heard(&mut self) -> Result<bool, Broken> {
-        self.look()?;
-        if self.heard.is_none() {
-            self.is_there()?;
+    pub(super) fn has_received(&mut self) -> Result<bool, ChannelError> {
+        self.poll()?;
+        if self.received.is_none() {
+            self.check_connected()?;
         }
-        Ok(self.heard.is_some())
+        Ok(self.received.is_some())
     }
 
     fn wait(
         &mut self,
         within: Option<Duration>,
         interrupt: &Interrupt,
-        is_done: impl Fn(&Line) -> bool,
-    ) -> Result<(), Broken> {
+        is_done: impl Fn(&QpChannel) -> bool,
+    ) -> Result<(), ChannelError> {
         let deadline = within.map(|within| Instant::now() + within);
-        let mut turns = 0;
+        let mut polls = 0;
         loop {
-            self.look()?;
+            self.poll()?;
             if is_done(self) {
                 return Ok(());
             }
-            turns += 1;
-            if turns < EAGER {
+            polls += 1;
+            if polls < BUSY_POLLS {
                 std::hint::spin_loop();
                 continue;
             }
-            turns = EAGER;
+            polls = BUSY_POLLS;
             if interrupt.requested() {
-                return Err(Broken::Interrupted);
+                return Err(ChannelError::Interrupted);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(Broken::Late);
+                return Err(ChannelError::TimedOut);
             }
-            if let Err(gone) = self.is_there() {
+            if let Err(gone) = self.check_connected() {
                 // The last message may have arrived together with the disconnect.
-                self.look()?;
+                self.poll()?;
                 return if is_done(self) { Ok(()) } else { Err(gone) };
             }
-            thread::sleep(NAP);
+            thread::sleep(SLEEP);
         }
     }
 
     /// Polls the completion queue.
-    fn look(&mut self) -> Result<(), Broken> {
-        let completions = self.cq.poll().map_err(|e| Broken::Lost(one_line(&e.to_string())))?;
+    fn poll(&mut self) -> Result<(), ChannelError> {
+        let completions = self
+            .cq
+            .poll()
+            .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
         for mut done in completions {
-            let result = done.result().map_err(|e| Broken::Lost(one_line(&e.to_string())))?;
+            let result = done
+                .result()
+                .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
             match (done.queue(), result) {
-                (Queue::Send, _) => self.is_sending = false,
+                (Queue::Send, _) => self.send_pending = false,
                 (_, Success::Receive { len, .. }) => {
-                    if self.heard.is_some() {
-                        return Err(Broken::Lost("it spoke out of turn".to_owned()));
+                    if self.received.is_some() {
+                        return Err(ChannelError::Lost("it sent a message out of turn".to_owned()));
                     }
-                    self.heard = done.take().map(|buffer| (buffer, (len as usize).min(LONGEST)));
+                    self.received = done.take().map(|buffer| (buffer, (len as usize).min(LONGEST)));
                 }
                 _ => {}
             }
@@ -210,16 +215,16 @@ impl Line {
     }
 
     /// Checks whether the peer has disconnected.
-    fn is_there(&mut self) -> Result<(), Broken> {
+    fn check_connected(&mut self) -> Result<(), ChannelError> {
         let gone = "it closed the connection, or its process ended".to_owned();
         loop {
             match self.connection.next_event(Duration::ZERO) {
                 Ok(None) => return Ok(()),
                 Ok(Some(ConnectionEvent::Disconnected | ConnectionEvent::DeviceRemoved)) => {
-                    return Err(Broken::Lost(gone));
+                    return Err(ChannelError::Lost(gone));
                 }
                 Ok(Some(_)) => {}
-                Err(e) => return Err(Broken::Lost(one_line(&e.to_string()))),
+                Err(e) => return Err(ChannelError::Lost(one_line(&e.to_string()))),
             }
         }
     }

@@ -3,20 +3,20 @@
 //! Every round trip is one sample. With `-n` all of them count; with `-D` those that begin and end
 //! between the two margins. `-H` and `-U` keep each sample, in memory allocated before the first.
 
-use crate::classic::settings::Length;
+use crate::classic::settings::TestLength;
 use crate::stats::{Latency, LatencyFigures, Trip};
 
 /// Samples reserved at once where their number is not known; more make the memory grow.
-const KEPT_AT_ONCE: u64 = 1 << 20;
+const RESERVED_SAMPLES: u64 = 1 << 20;
 
 /// The samples, as they are recorded.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct LatencyRecorder {
     trip: Trip,
     latency: Latency,
     /// Round trips in ns in the order of measurement, where `-H` or `-U` wants them.
     kept: Option<Vec<u64>>,
-    length: Length,
+    length: TestLength,
     /// First and last instant at which samples count; ns of the test's clock.
     window: (u64, u64),
     /// When the test time is over.
@@ -25,13 +25,13 @@ pub(super) struct Tally {
     span: Option<(u64, u64)>,
 }
 
-impl Tally {
-    pub(super) fn new(trip: Trip, length: Length, keep: bool) -> Tally {
+impl LatencyRecorder {
+    pub(super) fn new(trip: Trip, length: TestLength, keep: bool) -> LatencyRecorder {
         let room = match length {
-            Length::Iterations(count) => count.min(KEPT_AT_ONCE * 128),
-            Length::Duration { .. } => KEPT_AT_ONCE,
+            TestLength::Iterations(count) => count.min(RESERVED_SAMPLES * 128),
+            TestLength::Duration { .. } => RESERVED_SAMPLES,
         };
-        Tally {
+        LatencyRecorder {
             trip,
             latency: Latency::new(trip),
             kept: keep.then(|| Vec::with_capacity(usize::try_from(room).unwrap_or(0))),
@@ -44,7 +44,7 @@ impl Tally {
 
     /// The test begins.
     pub(super) fn start(&mut self, now: u64) {
-        if let Length::Duration { duration, margin } = self.length {
+        if let TestLength::Duration { duration, margin } = self.length {
             let (duration, margin) = (duration.as_nanos() as u64, margin.as_nanos() as u64);
             self.end = now.saturating_add(duration);
             self.window = (now.saturating_add(margin), self.end.saturating_sub(margin));
@@ -54,8 +54,8 @@ impl Tally {
     /// Messages to exchange; `u64::MAX` in a timed test.
     pub(super) fn total(&self) -> u64 {
         match self.length {
-            Length::Iterations(count) => count,
-            Length::Duration { .. } => u64::MAX,
+            TestLength::Iterations(count) => count,
+            TestLength::Duration { .. } => u64::MAX,
         }
     }
 
@@ -116,27 +116,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_kept_in_their_order() {
-        let mut tally = Tally::new(Trip::Half, Length::Iterations(3), true);
-        tally.start(100);
+    fn samples_are_kept_in_order() {
+        let mut recorder = LatencyRecorder::new(Trip::Half, TestLength::Iterations(3), true);
+        recorder.start(100);
         for (began, ended) in [(100, 300), (300, 340), (400, 500)] {
-            assert!(!tally.is_over(began));
-            tally.record(began, ended);
+            assert!(!recorder.is_over(began));
+            recorder.record(began, ended);
         }
-        let figures = tally.figures().unwrap();
-        assert_eq!(tally.samples_ns(), Some(vec![100.0, 20.0, 50.0]));
+        let figures = recorder.figures().unwrap();
+        assert_eq!(recorder.samples_ns(), Some(vec![100.0, 20.0, 50.0]));
         assert_eq!((figures.min, figures.max), (20.0, 100.0));
-        assert_eq!(tally.rate_per_s(), 3e9 / 400.0);
+        assert_eq!(recorder.rate_per_s(), 3e9 / 400.0);
     }
 
     #[test]
-    fn what_touches_a_margin_does_not_count() {
-        let length = Length::Duration {
+    fn samples_that_touch_a_margin_do_not_count() {
+        let length = TestLength::Duration {
             duration: Duration::from_nanos(1000),
             margin: Duration::from_nanos(100),
         };
-        let mut tally = Tally::new(Trip::Full, length, false);
-        tally.start(5000);
+        let mut recorder = LatencyRecorder::new(Trip::Full, length, false);
+        recorder.start(5000);
         for (began, ended) in [
             (5000, 5090),
             (5090, 5110),
@@ -145,18 +145,18 @@ mod tests {
             (5890, 5910),
             (5910, 5990),
         ] {
-            assert!(!tally.is_over(ended));
-            tally.record(began, ended);
+            assert!(!recorder.is_over(ended));
+            recorder.record(began, ended);
         }
-        assert!(tally.is_over(6000));
-        let figures = tally.figures().unwrap();
-        assert_eq!((figures.count, figures.max, tally.samples_ns()), (2, 690.0, None));
-        assert_eq!(tally.rate_per_s(), 2e9 / 780.0);
+        assert!(recorder.is_over(6000));
+        let figures = recorder.figures().unwrap();
+        assert_eq!((figures.count, figures.max, recorder.samples_ns()), (2, 690.0, None));
+        assert_eq!(recorder.rate_per_s(), 2e9 / 780.0);
     }
 
     #[test]
-    fn nothing_is_nothing() {
-        let tally = Tally::new(Trip::Full, Length::Iterations(5), true);
-        assert_eq!((tally.figures(), tally.rate_per_s()), (None, 0.0));
+    fn no_samples_give_no_latency() {
+        let recorder = LatencyRecorder::new(Trip::Full, TestLength::Iterations(5), true);
+        assert_eq!((recorder.figures(), recorder.rate_per_s()), (None, 0.0));
     }
 }

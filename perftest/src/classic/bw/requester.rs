@@ -7,24 +7,30 @@ use doorbell_verbs::{
 };
 
 use super::super::settings::{Atomic, Settings};
-use super::super::station::{Cycle, Lane, Service, Station, allocate, frozen, refused, scratch, slots};
+use super::super::test_end::{Cycle, TestEnd, TestQp, TestTransport, allocate, frozen, refused, scratch, slots};
 use crate::failure::Failure;
-use crate::run::gpu::{Content, Pool};
+use crate::run::gpu::{Content, GpuPool};
 
 /// The requester's part of an operation, on one queue pair and for one message size.
-pub(super) trait Flow<T: Service>: Sized {
+pub(super) trait Requester<T: TestTransport>: Sized {
     /// For messages of `bytes` on the queue pair with this index, up to `window` in flight.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is too little memory, or the device refuses.
-    fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure>;
+    fn new(
+        settings: &Settings,
+        test_end: &TestEnd<T>,
+        qp_index: usize,
+        bytes: u64,
+        window: u32,
+    ) -> Result<Self, Failure>;
 
     /// Adds message `index` to a post list, with the payload `inline` if that is given. A buffer is
     /// always free, since at most `window` messages are in flight.
     fn stage<'d>(
         &mut self,
         batch: &mut Batch<'_, 'd, T>,
-        to: &'d T::To,
+        to: &'d T::Destination,
         inline: Option<&'d [u8]>,
         index: u64,
         signal: bool,
@@ -34,79 +40,85 @@ pub(super) trait Flow<T: Service>: Sized {
     fn retire(&mut self, done: Completion<'_>);
 
     /// The first error of the GPU, once, where messages lie in its memory.
-    fn failed(&mut self) -> Option<Failure> {
+    fn take_gpu_error(&mut self) -> Option<Failure> {
         None
     }
 }
 
 /// Buffers that no request uses: in host memory, or in a GPU's.
 #[derive(Debug)]
-enum Idle<K: Kind> {
+enum FreeBuffers<K: Kind> {
     Host(Vec<Buffer<K>>),
-    Gpu(Pool),
+    Gpu(GpuPool),
 }
 
-impl<K: Kind> Idle<K> {
-    fn failed(&mut self) -> Option<Failure> {
+impl<K: Kind> FreeBuffers<K> {
+    fn take_gpu_error(&mut self) -> Option<Failure> {
         match self {
-            Idle::Host(_) => None,
-            Idle::Gpu(pool) => pool.failed(),
+            FreeBuffers::Host(_) => None,
+            FreeBuffers::Gpu(pool) => pool.take_error(),
         }
     }
 }
 
-impl Idle<Frozen> {
+impl FreeBuffers<Frozen> {
     /// Reclaims a buffer that was sent.
     #[inline]
-    fn sent(&mut self, mut done: Completion<'_>) {
+    fn reclaim(&mut self, mut done: Completion<'_>) {
         match self {
-            Idle::Host(free) => free.extend(done.take::<Frozen>()),
-            Idle::Gpu(pool) => done.take().into_iter().for_each(|buffer| pool.give(buffer)),
+            FreeBuffers::Host(free) => free.extend(done.take::<Frozen>()),
+            FreeBuffers::Gpu(pool) => done.take().into_iter().for_each(|buffer| pool.release(buffer)),
         }
     }
 }
 
-impl Idle<Scratch> {
+impl FreeBuffers<Scratch> {
     /// Reclaims a buffer that was received or read into.
     #[inline]
-    fn filled(&mut self, mut done: Completion<'_>) {
+    fn reclaim_filled(&mut self, mut done: Completion<'_>) {
         match self {
-            Idle::Host(free) => free.extend(done.take::<Scratch>()),
-            Idle::Gpu(pool) => done.take().into_iter().for_each(|buffer| pool.give_filled(buffer)),
+            FreeBuffers::Host(free) => free.extend(done.take::<Scratch>()),
+            FreeBuffers::Gpu(pool) => done.take().into_iter().for_each(|buffer| pool.release_received(buffer)),
         }
     }
 }
 
 /// Buffers to send from, as many as may be in flight; none where messages are sent inline.
-fn sources<T: Service>(
+fn sources<T: TestTransport>(
     settings: &Settings,
-    station: &Station<T>,
+    test_end: &TestEnd<T>,
     cycle: &Cycle,
     window: u32,
-) -> Result<Idle<Frozen>, Failure> {
-    if let Some(gpu) = &station.gpu {
-        return slots(gpu, &station.pd, cycle.bytes, window).map(Idle::Gpu);
+) -> Result<FreeBuffers<Frozen>, Failure> {
+    if let Some(gpu) = &test_end.gpu {
+        return slots(gpu, &test_end.pd, cycle.bytes, window).map(FreeBuffers::Gpu);
     }
-    if station.is_inline(cycle.bytes) {
-        return Ok(Idle::Host(Vec::new()));
+    if test_end.is_inline(cycle.bytes) {
+        return Ok(FreeBuffers::Host(Vec::new()));
     }
-    frozen(settings, &station.pd, cycle, window as usize).map(Idle::Host)
+    frozen(settings, &test_end.pd, cycle, window as usize).map(FreeBuffers::Host)
 }
 
 #[derive(Debug)]
-pub(super) struct Writes {
-    free: Idle<Frozen>,
+pub(super) struct WriteRequester {
+    free: FreeBuffers<Frozen>,
     cycle: Cycle,
     target: Remote<MayWrite>,
 }
 
-impl<T: Service + Connected> Flow<T> for Writes {
-    fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
-        let cycle = station.cycle(bytes);
-        Ok(Writes {
-            free: sources(settings, station, &cycle, window)?,
+impl<T: TestTransport + Connected> Requester<T> for WriteRequester {
+    fn new(
+        settings: &Settings,
+        test_end: &TestEnd<T>,
+        qp_index: usize,
+        bytes: u64,
+        window: u32,
+    ) -> Result<Self, Failure> {
+        let cycle = test_end.cycle(bytes);
+        Ok(WriteRequester {
+            free: sources(settings, test_end, &cycle, window)?,
             cycle,
-            target: station.lanes[lane].remote(&cycle),
+            target: test_end.qps[qp_index].remote(&cycle),
         })
     }
 
@@ -114,7 +126,7 @@ impl<T: Service + Connected> Flow<T> for Writes {
     fn stage<'d>(
         &mut self,
         batch: &mut Batch<'_, 'd, T>,
-        _: &'d T::To,
+        _: &'d T::Destination,
         inline: Option<&'d [u8]>,
         index: u64,
         signal: bool,
@@ -127,12 +139,12 @@ impl<T: Service + Connected> Flow<T> for Writes {
             return;
         }
         match &mut self.free {
-            Idle::Host(free) => {
+            FreeBuffers::Host(free) => {
                 if let Some(buffer) = free.pop() {
                     batch.write(buffer, target).signalled_if(signal);
                 }
             }
-            Idle::Gpu(pool) => {
+            FreeBuffers::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Any) {
                     batch.write(buffer, target).signalled_if(signal);
                 }
@@ -142,30 +154,30 @@ impl<T: Service + Connected> Flow<T> for Writes {
 
     #[inline]
     fn retire(&mut self, done: Completion<'_>) {
-        self.free.sent(done);
+        self.free.reclaim(done);
     }
 
-    fn failed(&mut self) -> Option<Failure> {
-        self.free.failed()
+    fn take_gpu_error(&mut self) -> Option<Failure> {
+        self.free.take_gpu_error()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Sends {
-    free: Idle<Frozen>,
+pub(super) struct SendRequester {
+    free: FreeBuffers<Frozen>,
 }
 
-impl<T: Service> Flow<T> for Sends {
-    fn new(settings: &Settings, station: &Station<T>, _: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
-        let free = sources(settings, station, &station.cycle(bytes), window)?;
-        Ok(Sends { free })
+impl<T: TestTransport> Requester<T> for SendRequester {
+    fn new(settings: &Settings, test_end: &TestEnd<T>, _: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
+        let free = sources(settings, test_end, &test_end.cycle(bytes), window)?;
+        Ok(SendRequester { free })
     }
 
     #[inline]
     fn stage<'d>(
         &mut self,
         batch: &mut Batch<'_, 'd, T>,
-        to: &'d T::To,
+        to: &'d T::Destination,
         inline: Option<&'d [u8]>,
         _: u64,
         signal: bool,
@@ -175,12 +187,12 @@ impl<T: Service> Flow<T> for Sends {
             return;
         }
         match &mut self.free {
-            Idle::Host(free) => {
+            FreeBuffers::Host(free) => {
                 if let Some(buffer) = free.pop() {
                     T::send(batch, to, buffer, signal);
                 }
             }
-            Idle::Gpu(pool) => {
+            FreeBuffers::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Any) {
                     T::send(batch, to, buffer, signal);
                 }
@@ -190,46 +202,59 @@ impl<T: Service> Flow<T> for Sends {
 
     #[inline]
     fn retire(&mut self, done: Completion<'_>) {
-        self.free.sent(done);
+        self.free.reclaim(done);
     }
 
-    fn failed(&mut self) -> Option<Failure> {
-        self.free.failed()
+    fn take_gpu_error(&mut self) -> Option<Failure> {
+        self.free.take_gpu_error()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Reads {
-    free: Idle<Scratch>,
+pub(super) struct ReadRequester {
+    free: FreeBuffers<Scratch>,
     cycle: Cycle,
     source: Remote<MayRead>,
 }
 
-impl<T: Service + Reliable> Flow<T> for Reads {
-    fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
-        let cycle = station.cycle(bytes);
-        Ok(Reads {
-            free: match &station.gpu {
-                Some(gpu) => Idle::Gpu(slots(gpu, &station.pd, bytes, window)?),
-                None => Idle::Host(scratch(settings, &station.pd, &cycle, 0, window as usize)?),
+impl<T: TestTransport + Reliable> Requester<T> for ReadRequester {
+    fn new(
+        settings: &Settings,
+        test_end: &TestEnd<T>,
+        qp_index: usize,
+        bytes: u64,
+        window: u32,
+    ) -> Result<Self, Failure> {
+        let cycle = test_end.cycle(bytes);
+        Ok(ReadRequester {
+            free: match &test_end.gpu {
+                Some(gpu) => FreeBuffers::Gpu(slots(gpu, &test_end.pd, bytes, window)?),
+                None => FreeBuffers::Host(scratch(settings, &test_end.pd, &cycle, 0, window as usize)?),
             },
             cycle,
-            source: station.lanes[lane].remote(&cycle),
+            source: test_end.qps[qp_index].remote(&cycle),
         })
     }
 
     #[inline]
-    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::To, _: Option<&'d [u8]>, index: u64, signal: bool) {
+    fn stage<'d>(
+        &mut self,
+        batch: &mut Batch<'_, 'd, T>,
+        _: &'d T::Destination,
+        _: Option<&'d [u8]>,
+        index: u64,
+        signal: bool,
+    ) {
         let Some(source) = self.source.slice(self.cycle.offset(index), self.cycle.bytes) else {
             return;
         };
         match &mut self.free {
-            Idle::Host(free) => {
+            FreeBuffers::Host(free) => {
                 if let Some(buffer) = free.pop() {
                     batch.read(buffer, source).signalled_if(signal);
                 }
             }
-            Idle::Gpu(pool) => {
+            FreeBuffers::Gpu(pool) => {
                 if let Some(buffer) = pool.take(Content::Nothing) {
                     batch.read(buffer, source).signalled_if(signal);
                 }
@@ -239,39 +264,45 @@ impl<T: Service + Reliable> Flow<T> for Reads {
 
     #[inline]
     fn retire(&mut self, done: Completion<'_>) {
-        self.free.filled(done);
+        self.free.reclaim_filled(done);
     }
 
-    fn failed(&mut self) -> Option<Failure> {
-        self.free.failed()
+    fn take_gpu_error(&mut self) -> Option<Failure> {
+        self.free.take_gpu_error()
     }
 }
 
 /// Atomics: all requests of a queue pair in flight target one word after the other, as the cycle
 /// buffer goes.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct AtomicRequester {
     free: Vec<Word>,
     operation: Atomic,
     cycle: Cycle,
     target: Remote<MayCount>,
 }
 
-impl<T: Service + Reliable> Flow<T> for Counts {
-    fn new(settings: &Settings, station: &Station<T>, lane: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
-        let cycle = station.cycle(bytes);
-        let target: Remote<MayCount> = station.lanes[lane].remote(&cycle);
+impl<T: TestTransport + Reliable> Requester<T> for AtomicRequester {
+    fn new(
+        settings: &Settings,
+        test_end: &TestEnd<T>,
+        qp_index: usize,
+        bytes: u64,
+        window: u32,
+    ) -> Result<Self, Failure> {
+        let cycle = test_end.cycle(bytes);
+        let target: Remote<MayCount> = test_end.qps[qp_index].remote(&cycle);
         if target.word(0).is_none() {
             return Err(Failure::test(format!(
-                "{}: the address it told is not aligned to 8 bytes",
-                station.lanes[lane]
+                "{}: the address it sent is not aligned to 8 bytes",
+                test_end.qps[qp_index]
             )));
         }
-        let words = station
+        let words = test_end
             .pd
             .register_chunks(allocate(settings, 8 * window as usize)?, 8, Local)
             .map_err(refused)?;
-        Ok(Counts {
+        Ok(AtomicRequester {
             free: words.filter_map(|buffer| buffer.into_word().ok()).collect(),
             operation: settings.atomic,
             cycle,
@@ -280,7 +311,14 @@ impl<T: Service + Reliable> Flow<T> for Counts {
     }
 
     #[inline]
-    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::To, _: Option<&'d [u8]>, index: u64, signal: bool) {
+    fn stage<'d>(
+        &mut self,
+        batch: &mut Batch<'_, 'd, T>,
+        _: &'d T::Destination,
+        _: Option<&'d [u8]>,
+        index: u64,
+        signal: bool,
+    ) {
         let (Some(target), Some(word)) = (self.target.word(self.cycle.offset(index)), self.free.pop()) else {
             return;
         };
@@ -302,35 +340,35 @@ impl<T: Service + Reliable> Flow<T> for Counts {
 
 /// The responder's receives on one queue pair or on the shared receive queue.
 #[derive(Debug)]
-pub(super) struct Arrivals {
+pub(super) struct Receiver {
     /// Buffers that are not posted.
-    free: Idle<Scratch>,
+    free: FreeBuffers<Scratch>,
     /// Receives posted with one call.
     list: usize,
 }
 
-impl Arrivals {
+impl Receiver {
     /// Buffers for `count` messages of `bytes`.
     ///
     /// # Errors
     /// As [`scratch`].
-    pub(super) fn new<T: Service>(
+    pub(super) fn new<T: TestTransport>(
         settings: &Settings,
-        station: &Station<T>,
+        test_end: &TestEnd<T>,
         bytes: u64,
         count: u32,
-    ) -> Result<Arrivals, Failure> {
-        let free = match &station.gpu {
-            Some(gpu) => Idle::Gpu(slots(gpu, &station.pd, bytes + T::HEADER, count)?),
-            None => Idle::Host(scratch(
+    ) -> Result<Receiver, Failure> {
+        let free = match &test_end.gpu {
+            Some(gpu) => FreeBuffers::Gpu(slots(gpu, &test_end.pd, bytes + T::HEADER, count)?),
+            None => FreeBuffers::Host(scratch(
                 settings,
-                &station.pd,
-                &station.cycle(bytes),
+                &test_end.pd,
+                &test_end.cycle(bytes),
                 T::HEADER,
                 count as usize,
             )?),
         };
-        Ok(Arrivals {
+        Ok(Receiver {
             free,
             list: settings.recv_post_list.max(1) as usize,
         })
@@ -339,12 +377,12 @@ impl Arrivals {
     /// Reclaims the buffer of a received message.
     #[inline]
     pub(super) fn retire(&mut self, done: Completion<'_>) {
-        self.free.filled(done);
+        self.free.reclaim_filled(done);
     }
 
     /// The first error of the GPU, once, where messages are received into its memory.
-    pub(super) fn failed(&mut self) -> Option<Failure> {
-        self.free.failed()
+    pub(super) fn take_gpu_error(&mut self) -> Option<Failure> {
+        self.free.take_gpu_error()
     }
 
     /// Posts the free buffers in whole lists.
@@ -352,26 +390,26 @@ impl Arrivals {
     /// # Errors
     /// [`Failure::Test`] when the device refuses.
     #[inline]
-    pub(super) fn post<T: Service>(
+    pub(super) fn post<T: TestTransport>(
         &mut self,
-        lane: &mut Lane<T>,
+        test_qp: &mut TestQp<T>,
         shared: Option<&mut doorbell_verbs::SharedReceiveQueue>,
     ) -> Result<(), Failure> {
         let free = match &self.free {
-            Idle::Host(free) => free.len(),
-            Idle::Gpu(pool) => pool.len(),
+            FreeBuffers::Host(free) => free.len(),
+            FreeBuffers::Gpu(pool) => pool.len(),
         };
         if free < self.list {
             return Ok(());
         }
         let whole = free / self.list * self.list;
         let result = match &mut self.free {
-            Idle::Host(buffers) => T::receive(&mut lane.qp, shared, buffers.drain(free - whole..)),
-            Idle::Gpu(pool) => {
+            FreeBuffers::Host(buffers) => T::receive(&mut test_qp.qp, shared, buffers.drain(free - whole..)),
+            FreeBuffers::Gpu(pool) => {
                 let buffers = std::iter::from_fn(|| pool.take(Content::Nothing));
-                T::receive(&mut lane.qp, shared, buffers.take(whole))
+                T::receive(&mut test_qp.qp, shared, buffers.take(whole))
             }
         };
-        result.map_err(|e| lane.refused(&e))
+        result.map_err(|e| test_qp.refused(&e))
     }
 }

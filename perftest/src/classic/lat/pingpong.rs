@@ -8,13 +8,13 @@
 
 use std::time::Duration;
 
-use super::Size;
-use super::watch::{Turn, Watch};
+use super::SizeRun;
+use super::monitor::{LoopMonitor, LoopState};
 use crate::failure::Failure;
 use crate::stats::Clock;
 
 /// A queue pair and its memory, as one end of a ping-pong.
-pub(super) trait Racket {
+pub(super) trait PingPong {
     /// Sets the message size, which only grows.
     fn resize(&mut self, bytes: usize);
 
@@ -28,28 +28,28 @@ pub(super) trait Racket {
     ///
     /// # Errors
     /// [`Failure::Test`] when it is refused.
-    fn hit(&mut self, index: u64, last: bool) -> Result<(), Failure>;
+    fn send(&mut self, index: u64, last: bool) -> Result<(), Failure>;
 
     /// Polls whether the peer's message `index` has arrived.
     ///
     /// # Errors
     /// As [`is_ready`](Self::is_ready).
-    fn has_come(&mut self, index: u64) -> Result<bool, Failure>;
+    fn has_arrived(&mut self, index: u64) -> Result<bool, Failure>;
 
     /// Polls whether all sends have completed: sent, or on a reliable transport acknowledged.
     ///
     /// # Errors
     /// As [`is_ready`](Self::is_ready).
-    fn is_settled(&mut self) -> Result<bool, Failure>;
+    fn is_drained(&mut self) -> Result<bool, Failure>;
 }
 
 /// Which end of the ping-pong this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
+pub(super) enum Role {
     /// Sends first.
-    Begins,
-    /// Answers each message.
-    Answers,
+    Initiator,
+    /// Responder each message.
+    Responder,
 }
 
 /// Runs one size. The recorder holds what was measured and `count` the messages received, even when
@@ -58,106 +58,120 @@ pub(super) enum End {
 /// # Errors
 /// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
 /// device refuses.
-pub(super) fn play(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Size<'_>) -> Result<(), Failure> {
-    match exchange(end, racket, watch, size) {
+pub(super) fn run(
+    role: Role,
+    pingpong: &mut impl PingPong,
+    monitor: &mut LoopMonitor<'_>,
+    size: SizeRun<'_>,
+) -> Result<(), Failure> {
+    match exchange(role, pingpong, monitor, size) {
         // In a timed test each end stops by itself and sends nothing about it: the end that started
         // first is gone while the other's last message is in flight.
-        Err(failure) if !matches!(failure, Failure::Interrupted) && watch.ends_with_peer() => Ok(()),
+        Err(failure) if !matches!(failure, Failure::Interrupted) && monitor.peer_ended_first() => Ok(()),
         outcome => outcome,
     }
 }
 
-fn exchange(end: End, racket: &mut impl Racket, watch: &mut Watch<'_>, size: Size<'_>) -> Result<(), Failure> {
-    let Size {
+fn exchange(
+    role: Role,
+    pingpong: &mut impl PingPong,
+    monitor: &mut LoopMonitor<'_>,
+    size: SizeRun<'_>,
+) -> Result<(), Failure> {
+    let SizeRun {
         bytes,
         clock,
         gap,
-        tally,
+        recorder,
         count: come,
         warm_up: _,
     } = size;
-    racket.resize(bytes);
-    let total = tally.total();
+    pingpong.resize(bytes);
+    let total = recorder.total();
     // The time starts with the first message: a C tool may take 250 ms from the barrier to its
     // loop, and starts its clock there. The end that starts first ends first, and leaves the other
     // waiting.
-    watch.start(u64::MAX);
-    if end == End::Answers {
-        if await_message(racket, watch, 1)? == Turn::Over {
+    monitor.start(u64::MAX);
+    if role == Role::Responder {
+        if await_message(pingpong, monitor, 1)? == LoopState::TimeUp {
             return Ok(());
         }
         *come = 1;
-        tally.start(clock.now());
-        watch.start(tally.end());
+        recorder.start(clock.now());
+        monitor.start(recorder.end());
     }
     let mut began = clock.now();
     let mut trip = None;
     for index in 1..=total {
         if let Some(gap) = gap {
-            began = pause(clock, watch, gap)?;
+            began = pause(clock, monitor, gap)?;
         }
-        while !racket.is_ready()? {
-            if watch.idle()? == Turn::Over {
+        while !pingpong.is_ready()? {
+            if monitor.idle()? == LoopState::TimeUp {
                 return Ok(());
             }
         }
-        racket.hit(index, index == total)?;
+        pingpong.send(index, index == total)?;
         if let Some((began, ended)) = trip.take() {
-            tally.record(began, ended);
+            recorder.record(began, ended);
         }
         if *come == total {
             // The last message arrived before it was answered.
             break;
         }
-        if await_message(racket, watch, *come + 1)? == Turn::Over {
+        if await_message(pingpong, monitor, *come + 1)? == LoopState::TimeUp {
             return Ok(());
         }
         *come += 1;
         let now = clock.now();
-        if index == 1 && end == End::Begins {
-            tally.start(now);
-            watch.start(tally.end());
+        if index == 1 && role == Role::Initiator {
+            recorder.start(now);
+            monitor.start(recorder.end());
         } else {
             trip = Some((began, now));
         }
-        if tally.is_over(now) {
+        if recorder.is_over(now) {
             break;
         }
         began = now;
     }
     if let Some((began, ended)) = trip {
-        tally.record(began, ended);
+        recorder.record(began, ended);
     }
     if total < u64::MAX {
-        settle(racket, watch)?;
+        drain(pingpong, monitor)?;
     }
     Ok(())
 }
 
 #[inline]
-fn await_message(racket: &mut impl Racket, watch: &mut Watch<'_>, index: u64) -> Result<Turn, Failure> {
-    while !racket.has_come(index)? {
-        if watch.idle()? == Turn::Over {
-            return Ok(Turn::Over);
+fn await_message(
+    pingpong: &mut impl PingPong,
+    monitor: &mut LoopMonitor<'_>,
+    index: u64,
+) -> Result<LoopState, Failure> {
+    while !pingpong.has_arrived(index)? {
+        if monitor.idle()? == LoopState::TimeUp {
+            return Ok(LoopState::TimeUp);
         }
     }
-    watch.busy()?;
-    Ok(Turn::On)
+    monitor.busy()?;
+    Ok(LoopState::Continue)
 }
 
 /// Drains the send queue, so that the peer has the last message. Not in a timed test, where the
 /// ends stop anywhere.
-fn settle(racket: &mut impl Racket, watch: &mut Watch<'_>) -> Result<(), Failure> {
+fn drain(pingpong: &mut impl PingPong, monitor: &mut LoopMonitor<'_>) -> Result<(), Failure> {
     loop {
-        match racket.is_settled() {
+        match pingpong.is_drained() {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             // The peer may have seen the last message and be gone before its device acknowledged
             // it.
-            Err(_) if watch.closes() => return Ok(()),
+            Err(_) if monitor.peer_closes() => return Ok(()),
             Err(failure) => return Err(failure),
         }
-        match watch.idle() {
+        match monitor.idle() {
             Ok(_) => {}
             Err(Failure::Lost { .. }) => return Ok(()),
             Err(failure) => return Err(failure),
@@ -169,12 +183,12 @@ fn settle(racket: &mut impl Racket, watch: &mut Watch<'_>) -> Result<(), Failure
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone.
-pub(super) fn pause(clock: &Clock, watch: &mut Watch<'_>, gap: Duration) -> Result<u64, Failure> {
+pub(super) fn pause(clock: &Clock, monitor: &mut LoopMonitor<'_>, gap: Duration) -> Result<u64, Failure> {
     let until = clock.now().saturating_add(gap.as_nanos() as u64);
     loop {
         let now = clock.now();
-        if now >= until || watch.idle()? == Turn::Over {
-            watch.busy()?;
+        if now >= until || monitor.idle()? == LoopState::TimeUp {
+            monitor.busy()?;
             return Ok(now);
         }
     }

@@ -1,4 +1,4 @@
-//! Connecting by the connection manager (rdma_cm): one queue pair for the control connection, and
+//! Connect by the connection manager (rdma_cm): one queue pair for the control connection, and
 //! with `-R` one more for each queue pair of the test, on the same port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,30 +6,30 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::cm::{
-    CmError, Connection, ConnectionManager, ConnectionRequest, Listener as ManagedListener, Rejection, Route,
+    CmError, Connection, ConnectionManager, ConnectionRequest, Listener as CmListener, Rejection, Route,
 };
 use doorbell_verbs::{PreparedQueuePair, QueuePair, Reliable};
 
 use super::connect::addresses_of;
-use super::conversation::{ANSWER, Conversation, Role};
-use super::line::Prepared;
+use super::control_connection::{ControlConnection, REPLY_TIMEOUT, Role};
+use super::qp_channel::PreparedChannel;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
 /// How long a client retries while the server refuses, as it may still be starting.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Delay between attempts.
-const RETRY: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// How often a wait checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time limit for the rest of the CM handshake, after the REQ.
-const FINISH: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Backlog of connection requests: a test may connect as many queue pairs at once.
 const BACKLOG: u16 = 1024;
 
 /// One end's CM state.
 #[derive(Debug)]
-pub(crate) enum Managed {
+pub(crate) enum CmEndpoint {
     /// The active side.
     Client {
         manager: ConnectionManager,
@@ -40,7 +40,7 @@ pub(crate) enum Managed {
     },
     /// The passive side.
     Server {
-        listener: ManagedListener,
+        listener: CmListener,
         /// The client whose requests are accepted; all others are refused.
         peer: Option<IpAddr>,
     },
@@ -48,27 +48,27 @@ pub(crate) enum Managed {
 
 /// A connection that waits for its queue pair.
 #[derive(Debug)]
-pub(crate) enum Half {
+pub(crate) enum PendingConnection {
     /// The resolved route to the server.
     Route(Route),
     /// A client's connection request.
     Request(ConnectionRequest),
 }
 
-impl Half {
+impl PendingConnection {
     /// Connects a queue pair.
     ///
     /// # Errors
     /// When the peer does not take part, or the device refuses.
     pub(crate) fn connect<T: Reliable>(self, qp: PreparedQueuePair<T>) -> Result<(QueuePair<T>, Connection), CmError> {
         match self {
-            Half::Route(route) => route.connect(qp, &[], FINISH),
-            Half::Request(request) => request.accept(qp, &[], FINISH),
+            PendingConnection::Route(route) => route.connect(qp, &[], HANDSHAKE_TIMEOUT),
+            PendingConnection::Request(request) => request.accept(qp, &[], HANDSHAKE_TIMEOUT),
         }
     }
 }
 
-impl Managed {
+impl CmEndpoint {
     /// Connects to a server, for the control connection.
     ///
     /// # Errors
@@ -78,31 +78,31 @@ impl Managed {
         (host, port): (&str, u16),
         source: Option<IpAddr>,
         interrupt: &Interrupt,
-        make: impl Fn() -> Result<Prepared, Failure>,
-    ) -> Result<(Conversation, Managed), Failure> {
+        make: impl Fn() -> Result<PreparedChannel, Failure>,
+    ) -> Result<(ControlConnection, CmEndpoint), Failure> {
         let addresses = addresses_of(host, port, source)?;
-        let deadline = Instant::now() + CONNECT;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         loop {
             let mut reason = "it has no address of this kind".to_owned();
-            let mut may_come = false;
+            let mut may_retry = false;
             for &peer in &addresses {
                 let source = source.map(|source| SocketAddr::new(source, 0));
-                let line = resolve(manager, source, peer)
-                    .map_err(Attempt::Connecting)
+                let channel = resolve(manager, source, peer)
+                    .map_err(AttemptError::Connect)
                     .and_then(|route| {
                         make()
-                            .map_err(Attempt::Making)?
-                            .connect(|qp| Half::Route(route).connect(qp))
-                            .map_err(Attempt::Connecting)
+                            .map_err(AttemptError::Setup)?
+                            .connect(|qp| PendingConnection::Route(route).connect(qp))
+                            .map_err(AttemptError::Connect)
                     });
-                match line {
-                    Ok(line) => {
-                        let managed = Managed::Client { manager, peer, source };
-                        return Ok((Conversation::over(line, peer, Role::Client, interrupt), managed));
+                match channel {
+                    Ok(channel) => {
+                        let cm = CmEndpoint::Client { manager, peer, source };
+                        return Ok((ControlConnection::over(channel, peer, Role::Client, interrupt), cm));
                     }
-                    Err(Attempt::Making(failure)) => return Err(failure),
-                    Err(Attempt::Connecting(e)) => {
-                        may_come = matches!(
+                    Err(AttemptError::Setup(failure)) => return Err(failure),
+                    Err(AttemptError::Connect(e)) => {
+                        may_retry = matches!(
                             e,
                             CmError::Rejected {
                                 reason: Rejection::NoListener,
@@ -116,10 +116,10 @@ impl Managed {
             if interrupt.requested() {
                 return Err(Failure::Interrupted);
             }
-            if !may_come || Instant::now() >= deadline {
+            if !may_retry || Instant::now() >= deadline {
                 return Err(Failure::test(format!("cannot reach the server: {reason}")));
             }
-            thread::sleep(RETRY);
+            thread::sleep(RETRY_DELAY);
         }
     }
 
@@ -132,17 +132,17 @@ impl Managed {
         source: Option<IpAddr>,
         port: u16,
         ipv6: bool,
-    ) -> Result<Managed, Failure> {
-        let everywhere = if ipv6 {
+    ) -> Result<CmEndpoint, Failure> {
+        let any_address = if ipv6 {
             Ipv6Addr::UNSPECIFIED.into()
         } else {
             Ipv4Addr::UNSPECIFIED.into()
         };
-        let address = SocketAddr::new(source.unwrap_or(everywhere), port);
+        let address = SocketAddr::new(source.unwrap_or(any_address), port);
         let listener = manager
             .listen(address, BACKLOG)
             .map_err(|e| Failure::test(format!("cannot listen: {}", one_line(&e.to_string()))))?;
-        Ok(Managed::Server { listener, peer: None })
+        Ok(CmEndpoint::Server { listener, peer: None })
     }
 
     /// Waits for the client's control connection.
@@ -152,49 +152,51 @@ impl Managed {
     pub(crate) fn accept(
         mut self,
         interrupt: &Interrupt,
-        make: impl Fn() -> Result<Prepared, Failure>,
-    ) -> Result<(Conversation, Managed), Failure> {
-        let half = self.half(None, interrupt)?;
-        let asking = match &half {
-            Half::Request(request) => request.peer_addr(),
-            Half::Route(_) => None,
+        make: impl Fn() -> Result<PreparedChannel, Failure>,
+    ) -> Result<(ControlConnection, CmEndpoint), Failure> {
+        let pending = self.pending(None, interrupt)?;
+        let client = match &pending {
+            PendingConnection::Request(request) => request.peer_addr(),
+            PendingConnection::Route(_) => None,
         };
-        let line = make()?
-            .connect(|qp| half.connect(qp))
+        let channel = make()?
+            .connect(|qp| pending.connect(qp))
             .map_err(|e| Failure::test(format!("the client did not connect: {}", one_line(&e.to_string()))))?;
-        if let Managed::Server { peer, .. } = &mut self {
-            *peer = asking.map(|asking| asking.ip());
+        if let CmEndpoint::Server { peer, .. } = &mut self {
+            *peer = client.map(|client| client.ip());
         }
-        let asking = asking.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
-        Ok((Conversation::over(line, asking, Role::Server, interrupt), self))
+        let client = client.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
+        Ok((ControlConnection::over(channel, client, Role::Server, interrupt), self))
     }
 
     /// The next connection: the client resolves a route, the server waits for a request.
     ///
     /// # Errors
     /// [`Failure::Test`] when there is none in time; [`Failure::Interrupted`].
-    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<Half, Failure> {
-        self.half(Some(ANSWER), interrupt)
+    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<PendingConnection, Failure> {
+        self.pending(Some(REPLY_TIMEOUT), interrupt)
     }
 
-    fn half(&mut self, within: Option<Duration>, interrupt: &Interrupt) -> Result<Half, Failure> {
+    fn pending(&mut self, within: Option<Duration>, interrupt: &Interrupt) -> Result<PendingConnection, Failure> {
         let failed = |e: CmError| Failure::test(one_line(&e.to_string()));
         let (listener, peer) = match self {
-            Managed::Client { manager, peer, source } => {
-                return resolve(*manager, *source, *peer).map(Half::Route).map_err(failed);
+            CmEndpoint::Client { manager, peer, source } => {
+                return resolve(*manager, *source, *peer)
+                    .map(PendingConnection::Route)
+                    .map_err(failed);
             }
-            Managed::Server { listener, peer } => (listener, *peer),
+            CmEndpoint::Server { listener, peer } => (listener, *peer),
         };
         let deadline = within.map(|within| Instant::now() + within);
         loop {
             if interrupt.requested() {
                 return Err(Failure::Interrupted);
             }
-            if let Some(request) = listener.next_request(LOOK).map_err(failed)? {
-                let asks = request.peer_addr().map(|asking| asking.ip());
+            if let Some(request) = listener.next_request(POLL_INTERVAL).map_err(failed)? {
+                let client = request.peer_addr().map(|client| client.ip());
                 // A second client is refused: dropping its request rejects it.
-                if peer.is_none() || asks == peer {
-                    return Ok(Half::Request(request));
+                if peer.is_none() || client == peer {
+                    return Ok(PendingConnection::Request(request));
                 }
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -207,14 +209,14 @@ impl Managed {
 }
 
 /// Why an attempt failed.
-enum Attempt {
-    Making(Failure),
-    Connecting(CmError),
+enum AttemptError {
+    Setup(Failure),
+    Connect(CmError),
 }
 
 fn resolve(manager: ConnectionManager, source: Option<SocketAddr>, peer: SocketAddr) -> Result<Route, CmError> {
     match source {
-        Some(source) => manager.resolve_from(source, peer, CONNECT),
-        None => manager.resolve(peer, CONNECT),
+        Some(source) => manager.resolve_from(source, peer, CONNECT_TIMEOUT),
+        None => manager.resolve(peer, CONNECT_TIMEOUT),
     }
 }
