@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_are_refused() {
+    fn invalid_values_are_refused() {
         for line in [
             "doorbell",
             "doorbell bw",

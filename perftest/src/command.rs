@@ -10,20 +10,22 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
-use crate::diagnose::{self, Measured, Peer, Port, Sources, Subject, Watch};
+use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Port, Sources, Subject};
 use crate::exchange::{Control, GpuEnd, Listener, connect};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
-use crate::report::{self, Extra, LinkKind, Metrics, Noted, Report, Row, Settings, Table, Thresholds, Warning};
+use crate::report::{
+    self, LinkKind, Metrics, OptionalColumns, Report, ReportedWarning, Row, Settings, Table, Thresholds, Warning,
+};
 use crate::run::raw;
 use crate::run::session::{self, Event, ExpectedTest, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
 
 /// How long a child waits for its parent to connect.
-const PARENT: Duration = Duration::from_secs(30);
+const PARENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs a test, in the role that the command line gives this process.
 ///
@@ -41,24 +43,24 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
         (Some(host), false, _) => {
             let metrics = metrics(args)?;
             let interrupt = Interrupt::catch()?;
-            let device = open(args, Side::Alone, Reach::Elsewhere)?;
+            let device = open(args, Side::Single, Reach::Elsewhere)?;
             let control = connect(host, args.connection.port, &interrupt)?;
             let peer = if control.is_local() {
                 Peer::Here
             } else {
                 Peer::Elsewhere
             };
-            client(plan, args, &device, &control, None, peer)?.judged(metrics, thresholds)
+            client(plan, args, &device, &control, None, peer)?.with_thresholds(metrics, thresholds)
         }
         (None, false, _) => {
             let metrics = metrics(args)?;
-            both(plan, args)?.judged(metrics, thresholds)
+            both(plan, args)?.with_thresholds(metrics, thresholds)
         }
     }
 }
 
 /// Both ends here: starts the server as a child process.
-fn both(plan: &Plan, args: &TestArgs) -> Result<Done, Failure> {
+fn both(plan: &Plan, args: &TestArgs) -> Result<FinishedTest, Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::First, Reach::Here)?;
     let server = start_server(plan.kind, args, &device, &interrupt, false)?;
@@ -155,7 +157,7 @@ fn client(
     control: &Control,
     token: Option<String>,
     peer: Peer,
-) -> Result<Done, Failure> {
+) -> Result<FinishedTest, Failure> {
     let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
     report.peer = Some(control.peer().ip().to_string());
@@ -166,7 +168,7 @@ fn client(
         report.gpu = Some(GpuEnd::of(gpu));
     }
     let sources = Sources::of_this_machine();
-    let mut watch = None;
+    let mut monitor = None;
     let progress = progress(plan, args);
     let mut table = Ok(None);
     let mut printed = Ok(());
@@ -182,18 +184,18 @@ fn client(
             report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
             let before = warnings(&sources, plan, args, device, &report, peer);
-            report.warnings = before.iter().map(Noted::from).collect();
+            report.warnings = before.iter().map(ReportedWarning::from).collect();
             progress.suspend(|| {
                 before.iter().for_each(Warning::print);
                 if !args.json && !metrics_on_stdout(args) {
-                    let extra = Extra {
+                    let extra = OptionalColumns {
                         repeats: plan.repeat > 1,
                         cpu: args.cpu_util,
                     };
                     table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
             });
-            watch = Some(Watch::begin(&sources, peer));
+            monitor = Some(NoiseMonitor::begin(&sources, peer));
         }
         Event::SizeStarted(bytes) => progress.set_message(show_bytes(bytes)),
         Event::Row(mut row) => {
@@ -214,30 +216,30 @@ fn client(
         report.clock = Some(clock.report());
         found.push(Warning::clock_drift(drift));
     }
-    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
-        found.extend(diagnose::after(watch, &Measured::of(&report.results)));
+    if let (Some(monitor), false) = (&monitor, report.results.is_empty()) {
+        found.extend(diagnose::after(monitor, &Measured::of(&report.results)));
     }
     found.iter().for_each(Warning::print);
-    report.warnings.extend(found.iter().map(Noted::from));
+    report.warnings.extend(found.iter().map(ReportedWarning::from));
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
-    Ok(Done {
+    Ok(FinishedTest {
         report,
         outcome: outcome.and(table.map(drop)).and(printed),
     })
 }
 
 /// A test that has been run and printed.
-struct Done {
+struct FinishedTest {
     report: Report,
     outcome: Result<(), Failure>,
 }
 
-impl Done {
+impl FinishedTest {
     /// Writes the metrics, of what there is, and checks the thresholds.
-    fn judged(self, metrics: Option<Metrics>, thresholds: Thresholds) -> Result<(), Failure> {
-        let Done { report, outcome } = self;
+    fn with_thresholds(self, metrics: Option<Metrics>, thresholds: Thresholds) -> Result<(), Failure> {
+        let FinishedTest { report, outcome } = self;
         let written = match metrics {
             Some(metrics) if outcome.is_ok() || !report.results.is_empty() => {
                 metrics.finish(&report::exposition(&report, SystemTime::now()))
@@ -375,7 +377,7 @@ fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected
 /// Waits for a client and serves its test.
 fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
-    let device = open(args, Side::Alone, Reach::Elsewhere)?;
+    let device = open(args, Side::Single, Reach::Elsewhere)?;
     let listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
         "doorbell: {} on {} waits for a peer on {}",
@@ -398,7 +400,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let token = orchestrate::adopt()?;
     let interrupt = Interrupt::leave_to_parent()?;
     let ready = || {
-        let device = open(args, Side::Alone, Reach::Here)?;
+        let device = open(args, Side::Single, Reach::Here)?;
         let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), args.connection.port)?;
         Ok((device, listener))
     };
@@ -414,7 +416,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
         &device,
         args,
         &expected(kind, args, Some(&token)),
-        Some(PARENT),
+        Some(PARENT_TIMEOUT),
         &interrupt,
     )
 }

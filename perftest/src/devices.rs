@@ -37,12 +37,12 @@ struct Entry {
     copy_modes: Vec<&'static str>,
     /// The GPUs, nearest first; none where not requested, or where the device is software.
     #[serde(skip_serializing_if = "Option::is_none")]
-    gpus: Option<Vec<Near>>,
+    gpus: Option<Vec<NearGpu>>,
 }
 
 /// A GPU, with its distance from a device.
 #[derive(Debug, Serialize)]
-struct Near {
+struct NearGpu {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<u32>,
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
             .notes
             .push(format!("no system devices: {}", one_line(&e.to_string()))),
     }
-    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
     let library = soft.library()?;
     for name in names {
@@ -128,23 +128,26 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
 }
 
 /// The GPUs near an adapter of this name; none for a device on no bus.
-fn gpus(host: &Host, name: &str) -> Option<Vec<Near>> {
+fn gpus(host: &Host, name: &str) -> Option<Vec<NearGpu>> {
     let is_it = |device: &&Device| device.kind == DeviceKind::Adapter && device.name == name;
     let adapter = host
         .devices
         .iter()
         .find(is_it)
         .filter(|adapter| !adapter.place.pcie_path.is_empty())?;
-    let near = host.gpus_near(&adapter.place).into_iter().map(|(gpu, distance)| Near {
-        name: gpu.name.clone(),
-        index: gpu.index,
-        distance,
-    });
+    let near = host
+        .gpus_near(&adapter.place)
+        .into_iter()
+        .map(|(gpu, distance)| NearGpu {
+            name: gpu.name.clone(),
+            index: gpu.index,
+            distance,
+        });
     Some(near.collect())
 }
 
 /// The nearest GPUs as text: by ordinal, or by PCI address.
-fn nearest(gpus: &[Near]) -> Option<String> {
+fn nearest(gpus: &[NearGpu]) -> Option<String> {
     let distance = gpus.first()?.distance;
     let nearest = gpus.iter().take_while(|gpu| gpu.distance == distance);
     let names: Vec<String> = nearest

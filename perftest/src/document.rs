@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 use crate::failure::{Failure, one_line};
 
 /// Size limit of a file.
-const LONGEST: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 /// The most rows of a result.
-const MOST_ROWS: usize = 200_000;
+const MAX_ROWS: usize = 200_000;
 /// Length limit of a text in a result.
-const TEXT: usize = 300;
+const MAX_TEXT: usize = 300;
 
 /// The kind of a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ pub(crate) const PARAMETERS: [&str; 13] = [
 
 /// A number, and the digits it was written with.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Figure {
+pub(crate) struct Metric {
     pub(crate) value: f64,
     pub(crate) text: String,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Figure {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Limit {
     pub(crate) name: String,
-    pub(crate) figure: Figure,
+    pub(crate) metric: Metric,
     /// Whether it is a time in ns; else a rate in bytes per second.
     pub(crate) is_time: bool,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Document {
     pub(crate) link: String,
     pub(crate) memory: String,
     pub(crate) peer: Option<String>,
-    pub(crate) line_rate: Option<Figure>,
+    pub(crate) line_rate: Option<Metric>,
     pub(crate) limits: Vec<Limit>,
     pub(crate) warnings: Vec<String>,
     /// The test parameters, as text.
@@ -115,7 +115,7 @@ impl Document {
         let name = one_line(&path.display().to_string());
         let mut bytes = Vec::new();
         File::open(path)
-            .and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes))
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
             .map_err(|e| Failure::test(format!("cannot read {name}: {e}")))?;
         let file = path
             .file_name()
@@ -125,8 +125,8 @@ impl Document {
     }
 
     fn parse(file: String, bytes: &[u8]) -> Result<Document, String> {
-        if bytes.len() as u64 > LONGEST {
-            return Err(format!("it is longer than {} MiB", LONGEST >> 20));
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20));
         }
         let value: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let Value::Object(top) = value else {
@@ -147,8 +147,8 @@ impl Document {
             .get("results")
             .and_then(Value::as_array)
             .ok_or("\"results\" is not an array")?;
-        if rows.len() > MOST_ROWS {
-            return Err(format!("it has more than {MOST_ROWS} rows"));
+        if rows.len() > MAX_ROWS {
+            return Err(format!("it has more than {MAX_ROWS} rows"));
         }
         let first = rows.first().ok_or("it has no rows")?;
         let kind = [Kind::Bandwidth, Kind::Latency, Kind::Collective]
@@ -166,15 +166,18 @@ impl Document {
             device: text(&top, "device")?,
             memory: text(&top, "memory")?,
             peer: top.contains_key("peer").then(|| text(&top, "peer")).transpose()?,
-            line_rate: top.get("line_rate_bytes_per_s").map(figure).transpose()?,
+            line_rate: top.get("line_rate_bytes_per_s").map(metric).transpose()?,
             limits: list(&top, "limits", limit)?.into_iter().flatten().collect(),
             warnings: list(&top, "warnings", |warning| text(object(warning)?, "message"))?,
             settings: match top.get("settings").or(top.get("sweep")) {
                 None => Vec::new(),
-                Some(settings) => object(settings)?.iter().map(|(k, v)| (text_of(k), words(v))).collect(),
+                Some(settings) => object(settings)?
+                    .iter()
+                    .map(|(k, v)| (text_of(k), to_text(v)))
+                    .collect(),
             },
             skipped: list(&top, "skipped", |point| {
-                Ok(words(&Value::Object(object(point)?.clone())))
+                Ok(to_text(&Value::Object(object(point)?.clone())))
             })?,
             rows,
             file,
@@ -189,7 +192,7 @@ impl Document {
     }
 
     /// What carries the packets, as text.
-    pub(crate) fn link_in_words(&self) -> &'static str {
+    pub(crate) fn link_description(&self) -> &'static str {
         match self.link.as_str() {
             "hardware" => "an RDMA adapter",
             "kernel-soft" => "a software device of the kernel",
@@ -227,22 +230,22 @@ impl Row {
     }
 
     /// A metric, if the row has it.
-    fn number(&self, key: &str) -> Result<Option<Figure>, String> {
+    fn number(&self, key: &str) -> Result<Option<Metric>, String> {
         self.fields
             .get(key)
             .filter(|value| !value.is_null())
-            .map(|value| figure(value).map_err(|reason| format!("\"{key}\" {reason}")))
+            .map(|value| metric(value).map_err(|reason| format!("\"{key}\" {reason}")))
             .transpose()
     }
 
     /// A metric, if the row has it.
-    pub(crate) fn figure(&self, key: &str) -> Option<Figure> {
+    pub(crate) fn metric(&self, key: &str) -> Option<Metric> {
         self.number(key).ok().flatten()
     }
 
     /// A parameter, as text.
     pub(crate) fn parameter(&self, key: &str) -> Option<String> {
-        self.fields.get(key).map(words)
+        self.fields.get(key).map(to_text)
     }
 
     /// A parameter, as a number.
@@ -260,17 +263,17 @@ impl Row {
             return Ok(Vec::new());
         };
         let samples = value.as_array().ok_or_else(|| format!("\"{key}\" is not an array"))?;
-        let each = samples.iter().map(|sample| figure(sample).map(|figure| figure.value));
+        let each = samples.iter().map(|sample| metric(sample).map(|metric| metric.value));
         each.collect::<Result<_, _>>()
             .map_err(|reason| format!("\"{key}\" {reason}"))
     }
 
     /// The distribution of latencies: fractions, and the ns that they did not exceed.
-    pub(crate) fn cdf(&self) -> Vec<(Figure, Figure)> {
+    pub(crate) fn cdf(&self) -> Vec<(Metric, Metric)> {
         self.read_cdf().unwrap_or_default()
     }
 
-    fn read_cdf(&self) -> Result<Vec<(Figure, Figure)>, String> {
+    fn read_cdf(&self) -> Result<Vec<(Metric, Metric)>, String> {
         let wrong = || "\"lat_cdf\" is not pairs of a fraction and a time, both rising".to_owned();
         let Some(value) = self.fields.get("lat_cdf") else {
             return Ok(Vec::new());
@@ -279,7 +282,7 @@ impl Row {
         let points = pairs
             .iter()
             .map(|pair| match pair.as_array().map(Vec::as_slice) {
-                Some([fraction, ns]) => Ok((figure(fraction)?, figure(ns)?)),
+                Some([fraction, ns]) => Ok((metric(fraction)?, metric(ns)?)),
                 _ => Err(wrong()),
             })
             .collect::<Result<Vec<_>, String>>()
@@ -327,10 +330,10 @@ fn list<T>(from: &Map<String, Value>, key: &str, read: impl Fn(&Value) -> Result
 }
 
 /// JSON has no NaN, and the parser refuses numbers that do not fit in a double.
-fn figure(value: &Value) -> Result<Figure, String> {
+fn metric(value: &Value) -> Result<Metric, String> {
     match value {
         Value::Number(number) => match number.as_f64() {
-            Some(value) if value.is_finite() && value >= 0.0 => Ok(Figure {
+            Some(value) if value.is_finite() && value >= 0.0 => Ok(Metric {
                 value,
                 text: number.to_string(),
             }),
@@ -351,7 +354,7 @@ fn limit(value: &Value) -> Result<Option<Limit>, String> {
         .map(|(value, is_time)| {
             Ok(Limit {
                 name,
-                figure: figure(value)?,
+                metric: metric(value)?,
                 is_time,
             })
         })
@@ -361,26 +364,26 @@ fn limit(value: &Value) -> Result<Option<Limit>, String> {
 /// Text of a result: one line, shortened, without characters that change the text direction.
 fn text_of(text: &str) -> String {
     let turns = |c: &char| !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let mut short: String = one_line(text).chars().filter(turns).take(TEXT).collect();
-    if text.chars().count() > TEXT {
+    let mut short: String = one_line(text).chars().filter(turns).take(MAX_TEXT).collect();
+    if text.chars().count() > MAX_TEXT {
         short.push('…');
     }
     short
 }
 
 /// A value as text: strings without quotes, an object as `name value, …`.
-fn words(value: &Value) -> String {
+fn to_text(value: &Value) -> String {
     match value {
         Value::String(text) => text_of(text),
         Value::Object(fields) => {
-            let words: Vec<_> = fields
+            let to_text: Vec<_> = fields
                 .iter()
-                .map(|(key, value)| format!("{} {}", text_of(key), words(value)))
+                .map(|(key, value)| format!("{} {}", text_of(key), to_text(value)))
                 .collect();
-            text_of(&words.join(", "))
+            text_of(&to_text.join(", "))
         }
         Value::Array(items) => {
-            let items: Vec<_> = items.iter().take(100).map(words).collect();
+            let items: Vec<_> = items.iter().take(100).map(to_text).collect();
             text_of(&items.join(", "))
         }
         other => text_of(&other.to_string()),
@@ -400,7 +403,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_to_the_digit() {
+    fn values_are_read_back_to_the_digit() {
         let document = document(
             "x.json",
             "soft-udp",
@@ -411,15 +414,15 @@ pub(crate) mod tests {
             (document.kind, document.is_software(), row.bytes),
             (Kind::Bandwidth, true, 64)
         );
-        assert_eq!(row.figure("bw_avg_bytes_per_s").unwrap().text, "128.25");
-        assert_eq!(row.figure("msg_rate_per_s").unwrap().value, 1e22);
+        assert_eq!(row.metric("bw_avg_bytes_per_s").unwrap().text, "128.25");
+        assert_eq!(row.metric("msg_rate_per_s").unwrap().value, 1e22);
         assert_eq!(row.parameter("qps").as_deref(), Some("8"));
         assert_eq!(row.samples("bw_samples_bytes_per_s"), [1.0, 2.0]);
-        assert_eq!(row.figure("bw_peak_bytes_per_s"), None);
+        assert_eq!(row.metric("bw_peak_bytes_per_s"), None);
     }
 
     #[test]
-    fn what_is_no_result_is_refused_with_the_reason() {
+    fn invalid_results_are_refused_with_the_reason() {
         let good = r#"{"tool":"doorbell","version":"1","test":"write_lat","device":"d","link":"hardware","memory":"host","results":[{"bytes":2,"lat_p50_ns":5,"lat_cdf":[[0.5,4],[1.0,5]]}]}"#;
         assert!(Document::parse("f".into(), good.as_bytes()).is_ok());
         for (from, to, says) in [
@@ -453,6 +456,6 @@ pub(crate) mod tests {
     #[test]
     fn text_is_one_line_and_short() {
         assert_eq!(text_of("a\nb\u{202e}c"), "a bc");
-        assert_eq!(text_of(&"x".repeat(1000)).chars().count(), TEXT + 1);
+        assert_eq!(text_of(&"x".repeat(1000)).chars().count(), MAX_TEXT + 1);
     }
 }

@@ -35,7 +35,7 @@ struct Entry {
     memory_bytes: usize,
     compute_capability: String,
     /// Its links to the other GPUs.
-    peers: Vec<Reach>,
+    peers: Vec<PeerReach>,
     /// Which devices see an adapter's writes in order without a flush: nobody, owner, all-devices.
     writes_ordering: &'static str,
     /// How its kernels are made to see what an adapter has written.
@@ -43,11 +43,11 @@ struct Entry {
     /// Whether the CPU can map its memory, for small copies.
     small_copies: bool,
     /// The methods of small copies that are not available, and why.
-    small_copies_refused: Vec<Why>,
+    small_copies_refused: Vec<Reason>,
 }
 
 #[derive(Debug, Serialize)]
-struct Reach {
+struct PeerReach {
     gpu: usize,
     /// `nvlink`, `pcie`, or `none`.
     link: &'static str,
@@ -60,11 +60,11 @@ struct Pair {
     gpu: usize,
     /// The best path that works.
     best: Option<&'static str>,
-    paths: Vec<Tried>,
+    paths: Vec<PathStatus>,
 }
 
 #[derive(Debug, Serialize)]
-struct Tried {
+struct PathStatus {
     path: &'static str,
     works: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,7 +72,7 @@ struct Tried {
 }
 
 #[derive(Debug, Serialize)]
-struct Why {
+struct Reason {
     way: &'static str,
     why: String,
 }
@@ -83,7 +83,7 @@ struct Why {
 /// [`Failure::Usage`] when the options of the userspace devices are invalid; [`Failure::Test`] when
 /// a GPU cannot be used, or stdout cannot be written.
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
-    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     let mut listing = Listing {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
         Ok(driver) => {
             let version = driver.version();
             listing.cuda = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
-            look(driver, soft, &mut listing)?;
+            query(driver, soft, &mut listing)?;
         }
         Err(absent) => listing.notes.push(one_line(&absent.to_string())),
     }
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn look(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
+fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
     let failed = |e: doorbell_cuda::Error| Failure::test(one_line(&e.to_string()));
     let devices = driver.devices().map_err(failed)?;
     let adapters = adapters(soft, &mut listing.notes)?;
@@ -171,7 +171,7 @@ fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
                 Some(_) => "pcie",
                 None => "none",
             };
-            Ok(Reach {
+            Ok(PeerReach {
                 gpu: other.ordinal(),
                 link,
             })
@@ -199,7 +199,7 @@ fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
         small_copies: refused.is_empty(),
         small_copies_refused: refused
             .into_iter()
-            .map(|(way, why)| Why {
+            .map(|(way, why)| Reason {
                 way,
                 why: one_line(&why),
             })
@@ -216,7 +216,7 @@ fn pair(adapter: &Context, link: LinkKind, gpu: Device, survey: Survey) -> Pair 
         paths: survey
             .paths
             .into_iter()
-            .map(|(path, outcome)| Tried {
+            .map(|(path, outcome)| PathStatus {
                 path: path.name(),
                 works: outcome.is_ok(),
                 why: outcome.err().map(|why| one_line(&why.to_string())),

@@ -20,11 +20,11 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
 /// Time limit for the child to start listening.
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the child to exit by itself after the test.
-const END: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Length limit of a line between the two.
-const LINE: u64 = 4096;
+const MAX_LINE: u64 = 4096;
 
 /// The child's first message.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub(crate) enum Announcement {
 pub(crate) struct Server {
     child: Child,
     /// Closing it makes the child end.
-    life_line: Option<ChildStdin>,
+    stdin_pipe: Option<ChildStdin>,
     /// Its TCP port.
     pub(crate) port: u16,
     /// The token that it expects.
@@ -67,27 +67,29 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(cannot)?;
-        let (life_line, stdout) = (child.stdin.take(), child.stdout.take());
+        let (stdin_pipe, stdout) = (child.stdin.take(), child.stdout.take());
         let mut server = Server {
             child,
-            life_line,
+            stdin_pipe,
             port: 0,
             token,
         };
-        if let Some(life_line) = &mut server.life_line {
-            writeln!(life_line, "{}", server.token).map_err(cannot)?;
+        if let Some(stdin_pipe) = &mut server.stdin_pipe {
+            writeln!(stdin_pipe, "{}", server.token).map_err(cannot)?;
         }
         let (sender, receiver) = sync_channel(1);
         thread::Builder::new()
             .name("announcement".into())
             .spawn(move || {
                 let mut line = String::new();
-                let got = stdout.map_or(Ok(0), |stdout| BufReader::new(stdout.take(LINE)).read_line(&mut line));
+                let got = stdout.map_or(Ok(0), |stdout| {
+                    BufReader::new(stdout.take(MAX_LINE)).read_line(&mut line)
+                });
                 // Fails if the receiver has timed out: then the announcement is not needed.
                 let _ = sender.send(got.map(|_| line));
             })
             .map_err(cannot)?;
-        let deadline = Instant::now() + START;
+        let deadline = Instant::now() + START_TIMEOUT;
         let line = loop {
             match receiver.recv_timeout(Duration::from_millis(50)) {
                 Ok(got) => break got.map_err(cannot)?,
@@ -112,8 +114,8 @@ impl Server {
     }
 
     fn end(&mut self) -> io::Result<()> {
-        drop(self.life_line.take());
-        let deadline = Instant::now() + END;
+        drop(self.stdin_pipe.take());
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         while Instant::now() < deadline {
             if self.child.try_wait()?.is_some() {
                 return Ok(());
@@ -152,11 +154,11 @@ pub(crate) fn adopt() -> Result<String, Failure> {
 ///
 /// # Errors
 /// As [`adopt`].
-pub(crate) fn adopt_until(asked: Interrupt) -> Result<String, Failure> {
+pub(crate) fn adopt_until(stop: Interrupt) -> Result<String, Failure> {
     let orphan = || Failure::usage("--child is for doorbell itself: use --server");
     let mut line = String::new();
     let mut stdin = BufReader::new(io::stdin());
-    (&mut stdin).take(LINE).read_line(&mut line).map_err(|_| orphan())?;
+    (&mut stdin).take(MAX_LINE).read_line(&mut line).map_err(|_| orphan())?;
     let token = line.trim_end();
     if token.is_empty() {
         return Err(orphan());
@@ -166,7 +168,7 @@ pub(crate) fn adopt_until(asked: Interrupt) -> Result<String, Failure> {
         .spawn(move || {
             // Ends with the pipe, or with an error.
             while matches!(stdin.fill_buf(), Ok(said) if !said.is_empty()) {
-                asked.request();
+                stop.request();
                 let said = stdin.buffer().len();
                 stdin.consume(said);
             }

@@ -19,15 +19,15 @@ use crate::failure::{Failure, one_line};
 pub(crate) struct Output {
     /// The path that the user gave.
     path: PathBuf,
-    place: Place,
+    destination: Destination,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Destination {
     /// A temporary file, and the path to rename it to.
-    Beside { file: NamedTempFile, place: PathBuf },
+    TempFile { file: NamedTempFile, destination: PathBuf },
     /// Not a regular file.
-    There(fs::File),
+    Direct(fs::File),
 }
 
 impl Output {
@@ -37,10 +37,10 @@ impl Output {
     /// # Errors
     /// [`Failure::Test`] that names the file.
     pub(crate) fn begin(path: &Path) -> Result<Output, Failure> {
-        match place(path) {
-            Ok(place) => Ok(Output {
+        match destination(path) {
+            Ok(destination) => Ok(Output {
                 path: path.to_owned(),
-                place,
+                destination,
             }),
             Err(e) => Err(cannot(path, &e)),
         }
@@ -51,7 +51,7 @@ impl Output {
     /// # Errors
     /// [`Failure::Test`] that names the file; its previous content is kept.
     pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
-        finish(self.place, bytes).map_err(|e| cannot(&self.path, &e))
+        finish(self.destination, bytes).map_err(|e| cannot(&self.path, &e))
     }
 
     /// Creates and writes a file.
@@ -63,15 +63,17 @@ impl Output {
     }
 }
 
-fn place(path: &Path) -> io::Result<Place> {
-    let place = match fs::metadata(path) {
-        Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Ok(there) if !there.is_file() => return OpenOptions::new().write(true).open(path).map(Place::There),
+fn destination(path: &Path) -> io::Result<Destination> {
+    let destination = match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(metadata) if !metadata.is_file() => {
+            return OpenOptions::new().write(true).open(path).map(Destination::Direct);
+        }
         // A rename replaces a symbolic link, not its target.
         Ok(_) => fs::canonicalize(path)?,
         Err(_) => path.to_owned(),
     };
-    let folder = match place.parent() {
+    let folder = match destination.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
@@ -80,17 +82,17 @@ fn place(path: &Path) -> io::Result<Place> {
         // The mode of any new file, less the umask: a collector of metrics runs as another user.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder)?;
-    Ok(Place::Beside { file, place })
+    Ok(Destination::TempFile { file, destination })
 }
 
-fn finish(place: Place, bytes: &[u8]) -> io::Result<()> {
-    match place {
-        Place::Beside { mut file, place } => {
+fn finish(destination: Destination, bytes: &[u8]) -> io::Result<()> {
+    match destination {
+        Destination::TempFile { mut file, destination } => {
             file.write_all(bytes)?;
             file.as_file().sync_all()?;
-            file.persist(place).map(drop).map_err(|e| e.error)
+            file.persist(destination).map(drop).map_err(|e| e.error)
         }
-        Place::There(mut file) => file.write_all(bytes).and_then(|()| file.flush()),
+        Destination::Direct(mut file) => file.write_all(bytes).and_then(|()| file.flush()),
     }
 }
 
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_and_others_may_read() {
+    fn symbolic_links_are_followed_and_the_mode_is_default() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("a.prom"), folder.path().join("link.prom"));
         Output::write(&file, b"old\n").unwrap();
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_named() {
+    fn a_file_that_cannot_be_written_is_named() {
         for path in ["/dev/full", "/nonexistent/a.prom", "/proc/a.prom", "/tmp"] {
             let failure = Output::write(Path::new(path), b"x\n").unwrap_err();
             assert!(failure.status() == 1 && failure.to_string().contains(path), "{failure}");

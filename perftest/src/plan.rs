@@ -22,7 +22,7 @@ pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 /// The most memory of a test at one end, whatever the plan requests.
 const MEMORY_LIMIT: u64 = 8 << 30;
 /// The most queue pairs with messages in shared memory: each takes a file descriptor.
-const MOST_SHARED: u32 = 64;
+const MAX_SHARED_QPS: u32 = 64;
 /// The largest inline size.
 const MAX_INLINE: u32 = 4096;
 /// Default inline size of latency tests of write and send.
@@ -76,7 +76,7 @@ impl Verb {
 /// How long a size is measured.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Extent {
+pub(crate) enum TestLength {
     /// Iterations per queue pair, the same for every size.
     Iterations(u64),
     /// Iterations per queue pair, limited to 4 GiB in total.
@@ -94,7 +94,7 @@ pub(crate) struct Plan {
     /// Message sizes in bytes, in the order they run.
     pub(crate) sizes: Vec<u64>,
     /// How long each size is measured.
-    pub(crate) extent: Extent,
+    pub(crate) extent: TestLength,
     /// Warm-up messages per queue pair; `None` for the default of [`Plan::warmup`].
     pub(crate) warmup: Option<u64>,
     /// Queue pairs.
@@ -162,12 +162,12 @@ impl Plan {
             ));
         }
         let cq_mod = match args.cq_mod {
-            Some(asked) if asked > tx_depth => {
+            Some(requested) if requested > tx_depth => {
                 return Err(Failure::usage(format!(
-                    "--cq-mod {asked} is more than --tx-depth {tx_depth}: the queue would fill with nothing to wait for"
+                    "--cq-mod {requested} is more than --tx-depth {tx_depth}: the queue would fill with nothing to wait for"
                 )));
             }
-            Some(asked) => asked,
+            Some(requested) => requested,
             None => 100.min(tx_depth / 2).max(1),
         };
         let base = Plan::of(&args.test, Kind::Bw)?;
@@ -177,7 +177,7 @@ impl Plan {
             rx_depth: args.rx_depth.unwrap_or(512),
             post_list: args.post_list,
             cq_mod,
-            private_memory: base.private_memory || args.qps > MOST_SHARED,
+            private_memory: base.private_memory || args.qps > MAX_SHARED_QPS,
             ..base
         };
         plan.checked()
@@ -229,10 +229,10 @@ impl Plan {
             (false, None) => vec![2],
         };
         let extent = match (args.iterations, args.duration) {
-            (Some(iterations), _) => Extent::Iterations(iterations),
-            (None, Some(seconds)) => Extent::Seconds(seconds),
-            (None, None) if kind == Kind::Bw && verb == Verb::Write => Extent::DefaultIterations(5000),
-            (None, None) => Extent::DefaultIterations(1000),
+            (Some(iterations), _) => TestLength::Iterations(iterations),
+            (None, Some(seconds)) => TestLength::Seconds(seconds),
+            (None, None) if kind == Kind::Bw && verb == Verb::Write => TestLength::DefaultIterations(5000),
+            (None, None) => TestLength::DefaultIterations(1000),
         };
         let default_inline = if kind == Kind::Lat && carries_inline && args.gpu.is_empty() {
             DEFAULT_LATENCY_INLINE
@@ -274,7 +274,7 @@ impl Plan {
     /// # Errors
     /// One line with the value that is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let within = |what: &str, value: u64, low: u64, high: u64| {
+        let in_range = |what: &str, value: u64, low: u64, high: u64| {
             if (low..=high).contains(&value) {
                 Ok(())
             } else {
@@ -304,22 +304,24 @@ impl Plan {
             }
         }
         match self.extent {
-            Extent::Iterations(n) | Extent::DefaultIterations(n) => within("the number of iterations", n, 1, 1 << 48)?,
-            Extent::Seconds(seconds) if (0.001..=86_400.0).contains(&seconds) => {}
-            Extent::Seconds(seconds) => {
+            TestLength::Iterations(n) | TestLength::DefaultIterations(n) => {
+                in_range("the number of iterations", n, 1, 1 << 48)?
+            }
+            TestLength::Seconds(seconds) if (0.001..=86_400.0).contains(&seconds) => {}
+            TestLength::Seconds(seconds) => {
                 return Err(format!("a running time of {seconds} s: it must be 0.001 to 86400"));
             }
         }
-        within("the number of warm-up messages", self.warmup.unwrap_or(0), 0, 1 << 40)?;
-        within("the number of queue pairs", self.qps.into(), 1, 1024)?;
-        within("the send depth", self.tx_depth.into(), 1, 16384)?;
-        within("the receive depth", self.rx_depth.into(), 2, 16384)?;
-        within("the post list", self.post_list.into(), 1, self.tx_depth.into())?;
-        within("the completion interval", self.cq_mod.into(), 1, self.tx_depth.into())?;
-        within("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
-        within("the timeout code", self.timeout.into(), 0, 31)?;
-        within("the retry count", self.retry.into(), 0, 7)?;
-        within("the number of repeats", self.repeat.into(), 1, 1000)?;
+        in_range("the number of warm-up messages", self.warmup.unwrap_or(0), 0, 1 << 40)?;
+        in_range("the number of queue pairs", self.qps.into(), 1, 1024)?;
+        in_range("the send depth", self.tx_depth.into(), 1, 16384)?;
+        in_range("the receive depth", self.rx_depth.into(), 2, 16384)?;
+        in_range("the post list", self.post_list.into(), 1, self.tx_depth.into())?;
+        in_range("the completion interval", self.cq_mod.into(), 1, self.tx_depth.into())?;
+        in_range("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
+        in_range("the timeout code", self.timeout.into(), 0, 31)?;
+        in_range("the retry count", self.retry.into(), 0, 7)?;
+        in_range("the number of repeats", self.repeat.into(), 1, 1000)?;
         if let Some(rate) = self.rate_per_s
             && !(1.0..=1e9).contains(&rate)
         {
@@ -354,17 +356,17 @@ impl Plan {
     /// Iterations per queue pair, or `None` for a timed test.
     pub(crate) fn iterations(&self, size: u64) -> Option<u64> {
         match self.extent {
-            Extent::Iterations(n) => Some(n),
-            Extent::DefaultIterations(n) => Some(n.min((DEFAULT_VOLUME / size / u64::from(self.qps)).max(16))),
-            Extent::Seconds(_) => None,
+            TestLength::Iterations(n) => Some(n),
+            TestLength::DefaultIterations(n) => Some(n.min((DEFAULT_VOLUME / size / u64::from(self.qps)).max(16))),
+            TestLength::Seconds(_) => None,
         }
     }
 
     /// Duration of a size, or `None` without a timed test.
     pub(crate) fn duration(&self) -> Option<Duration> {
         match self.extent {
-            Extent::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-            Extent::Iterations(_) | Extent::DefaultIterations(_) => None,
+            TestLength::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+            TestLength::Iterations(_) | TestLength::DefaultIterations(_) => None,
         }
     }
 
@@ -448,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_people_know() {
+    fn defaults_are_perftests() {
         let bw = plan("bw write").unwrap();
         assert_eq!(
             (bw.sizes[0], bw.tx_depth, bw.qps, bw.post_list, bw.inline),
@@ -507,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_survives_the_wire_and_nothing_else_does() {
+    fn only_plans_are_deserialized() {
         let bw = plan("bw atomic --atomic-op compare-swap -D 0.5 --mtu 1024").unwrap();
         let text = serde_json::to_string(&bw).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), bw);

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::report;
 
 /// sysfs of this host.
-const THIS_HOST: &str = "/sys";
+const SYSFS: &str = "/sys";
 
 #[derive(Serialize)]
 struct Listing<'a> {
@@ -49,11 +49,11 @@ struct Pair<'a> {
 #[derive(Serialize)]
 struct Affinity<'a> {
     gpu: &'a str,
-    adapters: Vec<Near<'a>>,
+    adapters: Vec<NearGpu<'a>>,
 }
 
 #[derive(Serialize)]
-struct Near<'a> {
+struct NearGpu<'a> {
     name: &'a str,
     distance: Distance,
 }
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
 /// # Errors
 /// [`TopologyError`] when it has no sysfs.
 pub(crate) fn this_host() -> Result<Host, TopologyError> {
-    read(Path::new(THIS_HOST))
+    read(Path::new(SYSFS))
 }
 
 fn listing(host: &Host) -> Listing<'_> {
@@ -101,7 +101,7 @@ fn listing(host: &Host) -> Listing<'_> {
         adapters: host
             .adapters_near(&gpu.place)
             .into_iter()
-            .map(|(device, distance)| Near {
+            .map(|(device, distance)| NearGpu {
                 name: &device.name,
                 distance,
             })
@@ -122,7 +122,7 @@ fn read(sysfs: &Path) -> Result<Host, TopologyError> {
     let name = gethostname().ok().and_then(|name| name.into_string().ok());
     let name = name.unwrap_or_else(|| "localhost".into());
     let mut host = Host::read(sysfs, name)?;
-    if sysfs == Path::new(THIS_HOST) || env::var_os(LIBRARY_VARIABLE).is_some() {
+    if sysfs == Path::new(SYSFS) || env::var_os(LIBRARY_VARIABLE).is_some() {
         host.ask_driver();
     }
     Ok(host)

@@ -13,11 +13,11 @@ mod text;
 pub(crate) use pick::{charts, ids};
 pub(crate) use png::png;
 pub(crate) use scale::Scale;
-pub(crate) use svg::{Form, STYLES, draw};
+pub(crate) use svg::{Layout, STYLES, draw};
 pub(crate) use text::{Unit, escape};
 
 /// The most series that can be distinguished in one chart.
-pub(crate) const MOST_SERIES: usize = 8;
+pub(crate) const MAX_SERIES: usize = 8;
 
 /// A chart.
 #[derive(Clone, PartialEq, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Chart {
     /// Its name in links and files.
     pub(crate) id: String,
     /// Its kind, by the name of `--chart`.
-    pub(crate) sort: &'static str,
+    pub(crate) kind: &'static str,
     pub(crate) title: String,
     /// What it shows and the source of its values, in a sentence.
     pub(crate) about: String,

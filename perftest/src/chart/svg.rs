@@ -6,14 +6,14 @@
 use std::fmt::Write;
 
 use super::text::{escape, width};
-use super::{Chart, MOST_SERIES, Mark, Point, Series};
+use super::{Chart, MAX_SERIES, Mark, Point, Series};
 
 /// Colors of series on white, distinguishable with color blindness; markers differ, too.
-const COLOURS: [&str; MOST_SERIES] = [
+const COLOURS: [&str; MAX_SERIES] = [
     "#0b63ce", "#d9480f", "#0a8a5f", "#8f3fbf", "#a87900", "#c2255c", "#0b7f9e", "#5c6470",
 ];
 /// The same on black.
-const DARK: [&str; MOST_SERIES] = [
+const DARK: [&str; MAX_SERIES] = [
     "#6cb0ff", "#ff9a5c", "#4fd1a1", "#cf9bff", "#f0c24b", "#ff8bb3", "#5fd0ea", "#aab4c0",
 ];
 const INK: &str = "#1c2330";
@@ -34,7 +34,7 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
     let mut rules = String::from(
         ".ink{fill:var(--ink)}.muted{fill:var(--muted)}.grid{stroke:var(--grid)}.axis{stroke:var(--muted)}.paper{fill:var(--paper)}.mark{stroke:var(--ink)}.ring,.halo{stroke:var(--paper)}",
     );
-    for index in 0..MOST_SERIES {
+    for index in 0..MAX_SERIES {
         let _ = write!(
             rules,
             ".l{index}{{stroke:var(--s{index})}}.f{index}{{fill:var(--s{index})}}"
@@ -49,7 +49,7 @@ pub(crate) const STYLES: fn() -> (String, String, String) = || {
 
 /// The layout of a chart.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Form {
+pub(crate) struct Layout {
     /// Its name.
     pub(crate) name: &'static str,
     width: f64,
@@ -67,9 +67,9 @@ pub(crate) struct Form {
     styled: bool,
 }
 
-impl Form {
+impl Layout {
     /// For a screen.
-    pub(crate) const WIDE: Form = Form {
+    pub(crate) const WIDE: Layout = Layout {
         name: "wide",
         width: 1000.0,
         plot: 330.0,
@@ -81,7 +81,7 @@ impl Form {
         styled: false,
     };
     /// For a phone in portrait.
-    pub(crate) const NARROW: Form = Form {
+    pub(crate) const NARROW: Layout = Layout {
         name: "narrow",
         width: 360.0,
         plot: 250.0,
@@ -93,37 +93,37 @@ impl Form {
         styled: false,
     };
     /// For a file.
-    pub(crate) const ALONE: Form = Form {
+    pub(crate) const ALONE: Layout = Layout {
         name: "alone",
         plot: 380.0,
         alone: true,
         styled: true,
-        ..Form::WIDE
+        ..Layout::WIDE
     };
     /// For pixels.
-    pub(crate) const PICTURE: Form = Form {
+    pub(crate) const PICTURE: Layout = Layout {
         name: "picture",
         styled: false,
-        ..Form::ALONE
+        ..Layout::ALONE
     };
 }
 
 /// Draws a chart.
-pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
+pub(crate) fn draw(chart: &Chart, layout: &Layout) -> String {
     let mut canvas = Canvas {
         out: String::new(),
-        form: *form,
+        layout: *layout,
         top: 8.0,
     };
-    if form.alone {
+    if layout.alone {
         canvas.head(chart);
     }
     canvas.legend(chart);
     canvas.plot(chart);
     let height = canvas.top;
-    let id = format!("{}-{}", escape(&chart.id), form.name);
+    let id = format!("{}-{}", escape(&chart.id), layout.name);
     let (light, dark, rules) = STYLES();
-    let style = if form.styled {
+    let style = if layout.styled {
         // Not in `:root`, which would be the page's where the file is inlined.
         format!(
             "<style>.doorbell-chart{{{light}}}@media (prefers-color-scheme:dark){{.doorbell-chart{{{dark}}}}}{rules}</style>"
@@ -131,13 +131,13 @@ pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
     } else {
         String::new()
     };
-    let w = form.width;
+    let w = layout.width;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"doorbell-chart {}\" viewBox=\"0 0 {w} {height:.0}\" width=\"{w}\" height=\"{height:.0}\" role=\"img\" \
          aria-labelledby=\"{id}-t {id}-d\" font-family=\"{FONT}\" font-size=\"{}\" data-chart=\"{}\" data-x-scale=\"{}\" data-y-scale=\"{}\">\
          <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>{style}{}</svg>\n",
-        form.name,
-        form.font,
+        layout.name,
+        layout.font,
         escape(&chart.id),
         chart.x.scale.name(),
         chart.y.scale.name(),
@@ -149,7 +149,7 @@ pub(crate) fn draw(chart: &Chart, form: &Form) -> String {
 
 struct Canvas {
     out: String,
-    form: Form,
+    layout: Layout,
     /// y coordinate where the next part starts.
     top: f64,
 }
@@ -170,7 +170,7 @@ impl Canvas {
 
     /// Title and sources.
     fn head(&mut self, chart: &Chart) {
-        let Form { width: w, font, .. } = self.form;
+        let Layout { width: w, font, .. } = self.layout;
         self.put(format_args!(
             "<rect class=\"paper\" fill=\"#ffffff\" width=\"{w}\" height=\"2000\"/>"
         ));
@@ -198,7 +198,7 @@ impl Canvas {
 
     /// Names of the series, in as many lines as they need.
     fn legend(&mut self, chart: &Chart) {
-        let Form { width: w, font, .. } = self.form;
+        let Layout { width: w, font, .. } = self.layout;
         let (begin, mut x) = (16.0, 16.0);
         let mut y = self.top + font;
         for series in &chart.series {
@@ -219,14 +219,14 @@ impl Canvas {
     }
 
     fn plot(&mut self, chart: &Chart) {
-        let Form {
+        let Layout {
             width: w,
             plot,
             font,
             left,
             ticks,
             ..
-        } = self.form;
+        } = self.layout;
         // The y axis label is above the axis, horizontal.
         self.text(8.0, self.top + font, "start", "muted", font, &chart.y.label);
         let (top, right) = (self.top + font + 16.0, w - 18.0);
@@ -285,7 +285,7 @@ impl Canvas {
                 let x = at_x(point.x);
                 if let Some(half) = point.half_width.filter(|half| *half > 0.0) {
                     let (low, high) = (at_y((point.y - half).max(0.0)), at_y(point.y + half));
-                    let style = series.style % MOST_SERIES;
+                    let style = series.style % MAX_SERIES;
                     // An interval that continues beyond the chart has no cap.
                     let end = if chart.y.scale.place(point.y + half) < 1.0 {
                         "m-4 0h8"
@@ -307,7 +307,7 @@ impl Canvas {
 
     /// Horizontal lines.
     fn marks(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64) {
-        let left = self.form.left;
+        let left = self.layout.left;
         for mark in &chart.marks {
             let y = at_y(mark.value);
             let (dash, thick) = if mark.is_line_rate { ("9 4", 2.0) } else { ("3 4", 1.5) };
@@ -324,7 +324,7 @@ impl Canvas {
     /// The names of the lines, on top of everything: at the left, or at the right where two would
     /// overlap.
     fn names(&mut self, chart: &Chart, at_y: &impl Fn(f64) -> f64, right: f64, top: f64) {
-        let Form { font, left, .. } = self.form;
+        let Layout { font, left, .. } = self.layout;
         let mut marks: Vec<&Mark> = chart.marks.iter().collect();
         marks.sort_by(|a, b| b.value.total_cmp(&a.value));
         // y coordinate of the last name on each side.
@@ -337,7 +337,7 @@ impl Canvas {
             // Below the line where there is no space above it.
             let place = if y - size < top - 4.0 { y + size + 2.0 } else { y - 5.0 };
             let room = |side: usize| place - taken[side] >= size + 2.0;
-            let side = match (room(0), room(1) && self.form.name != Form::NARROW.name) {
+            let side = match (room(0), room(1) && self.layout.name != Layout::NARROW.name) {
                 (true, _) => 0,
                 (false, true) => 1,
                 // The line has its name in its tooltip, and the page in its table.
@@ -358,7 +358,7 @@ impl Canvas {
     }
 
     fn line_of(&mut self, series: &Series, path: &str) {
-        let style = series.style % MOST_SERIES;
+        let style = series.style % MAX_SERIES;
         let dash = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
         self.put(format_args!(
             "<path class=\"l{style}\" stroke=\"{}\" stroke-width=\"2.25\" stroke-linejoin=\"round\" fill=\"none\"{dash} d=\"{path}\"/>",
@@ -368,8 +368,8 @@ impl Canvas {
 
     /// A marker of the series' shape, with the child elements `inside`.
     fn marker(&mut self, style: usize, x: f64, y: f64, inside: &str) {
-        let style = style % MOST_SERIES;
-        let size = self.form.marker;
+        let style = style % MAX_SERIES;
+        let size = self.layout.marker;
         let (round, half, tall, wide) = (4.2 * size, 3.7 * size, 5.0 * size, 4.8 * size);
         let shape = match style % 4 {
             0 => format!(
@@ -459,15 +459,15 @@ mod tests {
         );
         evil.device = "\"><img src=x onerror=alert(1)>&'".into();
         for chart in charts(&[evil]) {
-            for form in [Form::WIDE, Form::NARROW, Form::ALONE, Form::PICTURE] {
-                let svg = draw(&chart, &form);
+            for layout in [Layout::WIDE, Layout::NARROW, Layout::ALONE, Layout::PICTURE] {
+                let svg = draw(&chart, &layout);
                 assert!(!svg.contains("<script") && !svg.contains("<img"), "{svg}");
-                let wanted = match chart.sort {
+                let wanted = match chart.kind {
                     "bandwidth" => "data-y=\"123456789.012345\"",
                     _ => "data-y=\"2.5\"",
                 };
                 assert!(svg.contains(wanted), "{svg}");
-                assert_eq!(form.alone, svg.contains("not an RDMA adapter"), "{}", chart.sort);
+                assert_eq!(layout.alone, svg.contains("not an RDMA adapter"), "{}", chart.kind);
                 usvg(&svg);
             }
         }

@@ -29,19 +29,20 @@ pub(super) fn bind(to: Bind, rank: u32, ranks: u32) {
         return;
     }
     let allowed = sched_getaffinity(SELF).ok();
-    if let Some(own) = allowed.and_then(|allowed| own(&allowed, rank as usize, ranks as usize)) {
+    if let Some(own_cpu) = allowed.and_then(|allowed| own_cpu(&allowed, rank as usize, ranks as usize)) {
         // A failure only leaves the thread unbound.
-        let _ = sched_setaffinity(SELF, &own);
+        let _ = sched_setaffinity(SELF, &own_cpu);
     }
 }
 
 /// The CPU of a rank, among those allowed; `None` where they are fewer than the ranks.
-fn own(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
+fn own_cpu(allowed: &CpuSet, rank: usize, ranks: usize) -> Option<CpuSet> {
     let processors = processors(allowed);
-    let mut own = CpuSet::new();
-    own.set(*processors.get(rank).filter(|_| ranks <= processors.len())?)
+    let mut own_cpu = CpuSet::new();
+    own_cpu
+        .set(*processors.get(rank).filter(|_| ranks <= processors.len())?)
         .ok()?;
-    Some(own)
+    Some(own_cpu)
 }
 
 #[cfg(test)]
@@ -55,16 +56,16 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_has_its_own_of_those_allowed() {
+    fn each_rank_has_its_own_allowed_cpu() {
         let allowed = of(&[1, 4, 6]);
-        assert_eq!(own(&allowed, 0, 3), Some(of(&[1])));
-        assert_eq!(own(&allowed, 2, 3), Some(of(&[6])));
-        assert_eq!(own(&allowed, 1, 2), Some(of(&[4])));
-        assert_eq!(own(&allowed, 0, 4), None);
+        assert_eq!(own_cpu(&allowed, 0, 3), Some(of(&[1])));
+        assert_eq!(own_cpu(&allowed, 2, 3), Some(of(&[6])));
+        assert_eq!(own_cpu(&allowed, 1, 2), Some(of(&[4])));
+        assert_eq!(own_cpu(&allowed, 0, 4), None);
     }
 
     #[test]
-    fn a_rank_that_is_to_be_bound_to_nothing_is_not() {
+    fn no_binding_changes_nothing() {
         let before = sched_getaffinity(SELF).unwrap();
         bind(Bind::None, 0, 1);
         assert_eq!(sched_getaffinity(SELF).unwrap(), before);
@@ -72,6 +73,6 @@ mod tests {
             bind(Bind::Processor, 0, 1);
             sched_getaffinity(SELF).unwrap()
         });
-        assert_eq!(Some(bound.join().unwrap()), own(&before, 0, 1));
+        assert_eq!(Some(bound.join().unwrap()), own_cpu(&before, 0, 1));
     }
 }

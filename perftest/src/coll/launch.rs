@@ -19,13 +19,13 @@ use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
 /// Interval between two polls of the processes.
-const PAUSE: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How much longer than the deadline ranks have to end when one has failed.
 const GRACE: Duration = Duration::from_secs(10);
 /// Time limit for ranks that are requested to stop, to finish a size and print.
-const STOP: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit for ranks to exit.
-const END: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts the ranks and waits for them.
 ///
@@ -45,21 +45,21 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     let id = serving.id().to_string();
     let mut all = Vec::new();
     for rank in 0..ranks {
-        all.push(Started::new(rank, &id).map_err(|e| cannot(e.to_string()))?);
+        all.push(RankProcess::new(rank, &id).map_err(|e| cannot(e.to_string()))?);
     }
     wait(&mut all, args.deadline, &interrupt)
 }
 
 /// A rank's process. Dropping it ends it.
-struct Started {
+struct RankProcess {
     rank: u32,
     child: Child,
     /// Closing it makes the process end.
-    life_line: Option<ChildStdin>,
+    stdin_pipe: Option<ChildStdin>,
     ended: Option<ExitStatus>,
 }
 
-impl Started {
+impl RankProcess {
     fn new(rank: u32, id: &str) -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -71,21 +71,21 @@ impl Started {
             command.stdout(Stdio::null()).env_remove("DOORBELL_PCAP");
         }
         let mut child = command.spawn()?;
-        let life_line = child.stdin.take();
-        let mut started = Self {
+        let stdin_pipe = child.stdin.take();
+        let mut rank_process = Self {
             rank,
             child,
-            life_line,
+            stdin_pipe,
             ended: None,
         };
-        if let Some(life_line) = &mut started.life_line {
-            writeln!(life_line, "{id}")?;
+        if let Some(stdin_pipe) = &mut rank_process.stdin_pipe {
+            writeln!(stdin_pipe, "{id}")?;
         }
-        Ok(started)
+        Ok(rank_process)
     }
 
     /// Whether it has ended.
-    fn look(&mut self) -> Result<Option<ExitStatus>, Failure> {
+    fn poll(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.ended.is_none() {
             let looked = self.child.try_wait();
             self.ended = looked.map_err(|e| Failure::test(format!("cannot wait for rank {}: {e}", self.rank)))?;
@@ -94,31 +94,31 @@ impl Started {
     }
 }
 
-impl Drop for Started {
+impl Drop for RankProcess {
     fn drop(&mut self) {
-        drop(self.life_line.take());
-        let deadline = Instant::now() + END;
-        while matches!(self.look(), Ok(None)) {
+        drop(self.stdin_pipe.take());
+        let deadline = Instant::now() + EXIT_TIMEOUT;
+        while matches!(self.poll(), Ok(None)) {
             if Instant::now() > deadline {
                 // Fails only if it is gone.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
 /// Waits for all of them. After a failure the others have the deadline, and [`GRACE`], to detect
 /// and report it.
-fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
+fn wait(all: &mut [RankProcess], deadline: Duration, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut until = None;
     let mut stopping: Option<Instant> = None;
     loop {
         let mut running = 0;
         for one in &mut *all {
-            match one.look()? {
+            match one.poll()? {
                 None => running += 1,
                 Some(status) if !status.success() => {
                     until.get_or_insert_with(|| Instant::now() + deadline + GRACE);
@@ -127,26 +127,26 @@ fn wait(all: &mut [Started], deadline: Duration, interrupt: &Interrupt) -> Resul
             }
         }
         if interrupt.requested() && stopping.is_none() {
-            stopping = Some(Instant::now() + STOP);
-            for life_line in all.iter_mut().filter_map(|one| one.life_line.as_mut()) {
+            stopping = Some(Instant::now() + STOP_TIMEOUT);
+            for stdin_pipe in all.iter_mut().filter_map(|one| one.stdin_pipe.as_mut()) {
                 // A rank that has ended needs no request.
-                let _ = writeln!(life_line, "stop");
+                let _ = writeln!(stdin_pipe, "stop");
             }
         }
         if stopping.is_some_and(|until| running == 0 || Instant::now() > until) {
             // All at once, instead of one after another as they are dropped.
-            all.iter_mut().for_each(|one| one.life_line = None);
+            all.iter_mut().for_each(|one| one.stdin_pipe = None);
             return Err(Failure::Interrupted);
         }
         if running == 0 || until.is_some_and(|until| Instant::now() > until) {
             return outcome(all);
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// The result of all ranks.
-fn outcome(all: &[Started]) -> Result<(), Failure> {
+fn outcome(all: &[RankProcess]) -> Result<(), Failure> {
     let failed: Vec<String> = all
         .iter()
         .filter_map(|one| match one.ended {

@@ -7,12 +7,12 @@
 //! with measurements.
 
 mod args;
-mod beside;
 mod bind;
 mod explain;
 mod gpu;
 mod launch;
 mod measure;
+mod model_check;
 mod rank;
 mod simulate;
 mod table;
@@ -32,7 +32,7 @@ const MAX_RANKS: u32 = 64;
 /// # Errors
 /// The test's, with its exit status.
 pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
-    refuse(args)?;
+    check_options(args)?;
     match (args.ranks, args.rank) {
         (Some(ranks), _) if args.simulate && !args.measure => simulate::run(args, ranks),
         (Some(ranks), None) => {
@@ -49,8 +49,8 @@ pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
 }
 
 /// Refuses options that do not go together.
-fn refuse(args: &CollArgs) -> Result<(), Failure> {
-    gpu::refuse(args)?;
+fn check_options(args: &CollArgs) -> Result<(), Failure> {
+    gpu::check_options(args)?;
     let operation = args.operation;
     if args.last_size() < args.min_bytes {
         return Err(Failure::usage(format!(

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::args::Mapped;
 use super::bind::bind;
 use super::table::Report;
-use super::{CollArgs, beside, explain, gpu, measure};
+use super::{CollArgs, explain, gpu, measure, model_check};
 use crate::device::{self, Device, Reach};
 use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
@@ -38,7 +38,7 @@ pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failur
     match begin(args, rank, (Reach::Here, &interrupt), join, own_processor) {
         // The parent process reports it.
         Err(Failure::Interrupted) => Ok(()),
-        done => named(rank, done),
+        done => with_rank(rank, done),
     }
 }
 
@@ -58,11 +58,11 @@ pub(super) fn launched(args: &CollArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let join = || launch.join(&options);
     // Binding is up to the launcher.
-    named(rank, begin(args, rank, (Reach::Elsewhere, &interrupt), join, || {}))
+    with_rank(rank, begin(args, rank, (Reach::Elsewhere, &interrupt), join, || {}))
 }
 
 /// Prefixes a failure with the rank.
-fn named<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
+fn with_rank<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
     result.map_err(|failure| match failure {
         Failure::Test(what) => Failure::Test(format!("rank {rank}: {what}")),
         Failure::Usage(what) => Failure::Usage(format!("rank {rank}: {what}")),
@@ -72,7 +72,7 @@ fn named<T>(rank: u32, result: Result<T, Failure>) -> Result<T, Failure> {
 
 /// A rank's link and device, sent to the other ranks.
 #[derive(Serialize, Deserialize)]
-struct Reached {
+struct ReachedBy {
     link: LinkKind,
     group: Option<u64>,
 }
@@ -97,7 +97,7 @@ fn begin(
             group.ranks()
         )));
     }
-    let link = agree(&devices, &mut group)?;
+    let link = agree_on_link(&devices, &mut group)?;
     if rank == 0 {
         // GPU communicators report their own links.
         warn(&devices, if args.gpu { LinkKind::Hardware } else { link }, &group);
@@ -116,7 +116,7 @@ fn begin(
             explain::run(args, &comm)?;
         }
     } else if args.measure {
-        beside::run(args, &comm)?;
+        model_check::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
         let report = Report::new(args.operation.name(), names.join(","), link, comm.mapped());
@@ -152,9 +152,9 @@ fn options(args: &CollArgs) -> Result<Options, Failure> {
 }
 
 /// What carries the packets between all ranks: the softest link of any.
-fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
+fn agree_on_link(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
     let softest = devices.iter().max_by_key(|device| device.link);
-    let mine = Reached {
+    let mine = ReachedBy {
         link: softest.map_or(LinkKind::SoftUdp, |device| device.link),
         group: softest.and_then(|device| device.group),
     };
@@ -163,7 +163,7 @@ fn agree(devices: &[Device], group: &mut Group) -> Result<LinkKind, Failure> {
         .control_mut()
         .all_gather(&text)
         .map_err(|e| Failure::test(one_line(&e.to_string())))?;
-    let all: Option<Vec<Reached>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
+    let all: Option<Vec<ReachedBy>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
     let Some(all) = all else {
         return Err(Failure::test(
             "another rank says what this release does not understand: run the same one everywhere",

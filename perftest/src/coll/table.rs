@@ -37,15 +37,15 @@ pub(crate) struct Row {
     pub(crate) ranks: u32,
     pub(crate) iterations: u32,
     #[serde(flatten)]
-    pub(crate) figures: Figures,
+    pub(crate) measurement: Measurement,
     /// The result in place, where the operation supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) in_place: Option<Figures>,
+    pub(crate) in_place: Option<Measurement>,
 }
 
 /// The measurements of one size.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct Measurement {
     /// The mean over all ranks.
     pub(crate) time_us: f64,
     pub(crate) algbw_bytes_per_s: f64,
@@ -56,7 +56,7 @@ pub(crate) struct Figures {
 
 impl Row {
     /// Sets the algorithm and protocol.
-    pub(crate) fn done_by(mut self, choice: &tune::Choice) -> Self {
+    pub(crate) fn chosen_by(mut self, choice: &tune::Choice) -> Self {
         self.algorithm = choice.algorithm.name();
         self.protocol = choice.protocol.name();
         self.channels = choice.channels;
@@ -65,8 +65,8 @@ impl Row {
 
     /// Wrong elements, in and out of place.
     pub(crate) fn wrong(&self) -> u64 {
-        let of = |figures: &Figures| figures.wrong.unwrap_or(0);
-        of(&self.figures) + self.in_place.as_ref().map_or(0, of)
+        let of = |measurement: &Measurement| measurement.wrong.unwrap_or(0);
+        of(&self.measurement) + self.in_place.as_ref().map_or(0, of)
     }
 }
 
@@ -118,12 +118,12 @@ impl Report {
         let all = || {
             self.results
                 .iter()
-                .flat_map(|row| [Some(row.figures), row.in_place])
+                .flat_map(|row| [Some(row.measurement), row.in_place])
                 .flatten()
         };
-        let mean = all().map(|figures| figures.busbw_bytes_per_s).sum::<f64>() / (all().count().max(1) as f64);
+        let mean = all().map(|measurement| measurement.busbw_bytes_per_s).sum::<f64>() / (all().count().max(1) as f64);
         let wrong: u64 = self.results.iter().map(Row::wrong).sum();
-        let checked = if all().any(|figures| figures.wrong.is_none()) {
+        let checked = if all().any(|measurement| measurement.wrong.is_none()) {
             "not checked".to_owned()
         } else {
             format!("{wrong} {}", if wrong == 0 { "OK" } else { "FAILED" })
@@ -136,10 +136,10 @@ impl Report {
 }
 
 fn head() -> String {
-    let figures = format!(" {:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
+    let measurement = format!(" {:>9} {:>7} {:>7} {:>6}", "time", "algbw", "busbw", "#wrong");
     let units = format!(" {:>9} {:>7} {:>7} {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
     format!(
-        "#{:>57}{:^33}{:^33}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {figures}{figures}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {units}{units}",
+        "#{:>57}{:^33}{:^33}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {measurement}{measurement}\n#{:>12} {:>13} {:>8} {:>10} {:>7}   {units}{units}",
         "", "out-of-place", "in-place", "size", "count", "type", "redop", "root", "(B)", "(elements)", "", "", ""
     )
 }
@@ -157,16 +157,16 @@ impl Row {
         } = self;
         let in_place = self.in_place.as_ref().map_or_else(
             || format!(" {:>9} {:>7} {:>7} {:>6}", "N/A", "N/A", "N/A", "N/A"),
-            Figures::columns,
+            Measurement::columns,
         );
         format!(
             " {bytes:>12} {count:>13} {dtype:>8} {op:>10} {root:>7}   {}{in_place}",
-            self.figures.columns()
+            self.measurement.columns()
         )
     }
 }
 
-impl Figures {
+impl Measurement {
     fn columns(&self) -> String {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
         // Up to four digits.
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn row() -> Row {
-        let figures = Figures {
+        let measurement = Measurement {
             time_us: 34.56,
             algbw_bytes_per_s: 1e9,
             busbw_bytes_per_s: 2e9,
@@ -205,7 +205,7 @@ mod tests {
             channels: 1,
             ranks: 2,
             iterations: 20,
-            figures,
+            measurement,
             in_place: None,
         }
     }
@@ -220,7 +220,7 @@ mod tests {
             ]
         );
         let both = Row {
-            in_place: Some(row().figures),
+            in_place: Some(row().measurement),
             ..row()
         };
         for head in head().lines() {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_the_contracts() {
+    fn json_keys_are_as_documented() {
         let value = serde_json::to_value(row()).unwrap();
         for key in [
             "bytes",

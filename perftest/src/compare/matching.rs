@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_the_same_point_meet_and_the_others_are_named() {
+    fn rows_of_the_same_point_are_matched_and_the_others_are_named() {
         let before = document(
             "a",
             "soft-udp",
@@ -103,7 +103,7 @@ mod tests {
             .join(","),
         );
         let found = matched(&before, &after);
-        let bw = |row: &Row| row.figure("bw_avg_bytes_per_s").unwrap().value;
+        let bw = |row: &Row| row.metric("bw_avg_bytes_per_s").unwrap().value;
         let pairs: Vec<_> = found
             .both
             .iter()
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_one_version_did_not_write_keeps_nothing_apart() {
+    fn a_parameter_missing_in_one_result_is_ignored() {
         let (before, after) = (
             document("a", "soft-udp", &row(64, "", 1)),
             document("b", "soft-udp", &row(64, ",\"qps\":1", 2)),

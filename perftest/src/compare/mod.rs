@@ -49,7 +49,7 @@ pub(crate) struct CompareArgs {
     pub(crate) confidence: f64,
     /// For latency: the metric to compare
     #[arg(long, value_name = "FIGURE")]
-    pub(crate) figure: Option<Figure>,
+    pub(crate) figure: Option<LatencyMetric>,
     /// Compare results that are not alike: other kinds of link, other memory
     #[arg(long)]
     pub(crate) force: bool,
@@ -60,7 +60,7 @@ pub(crate) struct CompareArgs {
 
 /// The metric of latency rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub(crate) enum Figure {
+pub(crate) enum LatencyMetric {
     /// The shortest
     Min,
     /// The median
@@ -154,18 +154,18 @@ struct Metric {
 }
 
 impl Metric {
-    fn of(kind: Kind, figure: Figure) -> Metric {
+    fn of(kind: Kind, figure: LatencyMetric) -> Metric {
         let (name, samples, more_is_better) = match kind {
             Kind::Bandwidth => ("bw_avg_bytes_per_s", "bw_samples_bytes_per_s", true),
             Kind::Latency => match figure {
-                Figure::Min => ("lat_min_ns", "", false),
-                Figure::P50 => ("lat_p50_ns", "lat_samples_ns", false),
-                Figure::Avg => ("lat_avg_ns", "", false),
-                Figure::P90 => ("lat_p90_ns", "", false),
-                Figure::P99 => ("lat_p99_ns", "lat_p99_samples_ns", false),
-                Figure::P999 => ("lat_p999_ns", "", false),
-                Figure::P9999 => ("lat_p9999_ns", "", false),
-                Figure::Max => ("lat_max_ns", "", false),
+                LatencyMetric::Min => ("lat_min_ns", "", false),
+                LatencyMetric::P50 => ("lat_p50_ns", "lat_samples_ns", false),
+                LatencyMetric::Avg => ("lat_avg_ns", "", false),
+                LatencyMetric::P90 => ("lat_p90_ns", "", false),
+                LatencyMetric::P99 => ("lat_p99_ns", "lat_p99_samples_ns", false),
+                LatencyMetric::P999 => ("lat_p999_ns", "", false),
+                LatencyMetric::P9999 => ("lat_p9999_ns", "", false),
+                LatencyMetric::Max => ("lat_max_ns", "", false),
             },
             // Calls are timed together, and have no samples.
             Kind::Collective => ("time_us", "", false),
@@ -185,7 +185,7 @@ impl Metric {
 /// more than `--fail-over`, or a file cannot be read.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
-    alike(args, &before, &after)?;
+    check_comparable(args, &before, &after)?;
     let comparison = compare(args, &before, &after)?;
     if args.json {
         print_json(&comparison)?;
@@ -207,7 +207,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
 }
 
 /// Whether the results can be compared at all.
-fn alike(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), Failure> {
+fn check_comparable(args: &CompareArgs, before: &Document, after: &Document) -> Result<(), Failure> {
     if before.test != after.test || before.kind != after.kind {
         return Err(Failure::usage(format!(
             "{} is of {} and {} of {}: there is nothing to compare",
@@ -250,7 +250,7 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
     let results: Vec<_> = both
         .into_iter()
         .filter_map(|(point, a, b)| {
-            let figures = (a.figure(metric.name)?.value, b.figure(metric.name)?.value);
+            let figures = (a.metric(metric.name)?.value, b.metric(metric.name)?.value);
             let interval =
                 Interval::of_difference(&a.samples(metric.samples), &b.samples(metric.samples), args.confidence);
             Some(judge(args, &metric, (a.bytes, point), figures, interval))
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_say_what_is_noise() {
+    fn repeats_give_the_noise() {
         let quiet = result(100.0, &[99.0, 100.0, 101.0]);
         let slower = result(94.0, &[93.0, 94.0, 95.0]);
         let wild = result(94.0, &[70.0, 94.0, 118.0]);
@@ -418,13 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_alike_is_refused() {
+    fn results_that_are_not_alike_are_refused() {
         let soft = result(1.0, &[]);
         let hard = Document {
             link: "hardware".into(),
             ..soft.clone()
         };
-        let refused = alike(&args(None), &soft, &hard).unwrap_err();
+        let refused = check_comparable(&args(None), &soft, &hard).unwrap_err();
         assert!(
             refused.status() == 2 && refused.to_string().contains("--force"),
             "{refused}"
@@ -433,12 +433,12 @@ mod tests {
             force: true,
             ..args(None)
         };
-        assert!(alike(&forced, &soft, &hard).is_ok());
+        assert!(check_comparable(&forced, &soft, &hard).is_ok());
         let other = Document {
             test: "read_bw".into(),
             ..soft.clone()
         };
-        assert_eq!(alike(&forced, &soft, &other).unwrap_err().status(), 2);
+        assert_eq!(check_comparable(&forced, &soft, &other).unwrap_err().status(), 2);
     }
 
     #[test]

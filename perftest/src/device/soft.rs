@@ -17,7 +17,7 @@ use crate::failure::{Failure, one_line};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
     /// All of them: the peer is another command.
-    Alone,
+    Single,
     /// The first: this process has started another one for the other end.
     First,
     /// All of them, as devices of one process.
@@ -67,7 +67,7 @@ impl Soft {
         }
         if side == Side::First {
             devices.truncate(1);
-        } else if side == Side::Alone && args.soft_address.len() > 1 {
+        } else if side == Side::Single && args.soft_address.len() > 1 {
             return Err(Failure::usage(
                 "--soft-address takes a second address only when both ends run here",
             ));
@@ -177,7 +177,7 @@ mod tests {
     fn flags_override_what_there_is() {
         let soft = soft(
             "--soft-address 127.0.0.7 --soft-port 14791 --drop 0.05 --delay 1ms --pcap x.pcap",
-            Side::Alone,
+            Side::Single,
         )
         .unwrap();
         let device = &soft.devices[0];
@@ -194,14 +194,14 @@ mod tests {
 
     #[test]
     fn nothing_set_is_one_device_without_faults() {
-        let soft = soft("", Side::Alone).unwrap();
+        let soft = soft("", Side::Single).unwrap();
         assert_eq!((soft.names(), soft.faults()), (vec!["soft0"], None));
     }
 
     #[test]
     fn a_second_address_is_for_a_second_process() {
         assert_eq!(soft("--soft-address ::1,::2", Side::First).unwrap().devices.len(), 1);
-        assert_eq!(soft("--soft-address ::1,::2", Side::Alone).unwrap_err().status(), 2);
+        assert_eq!(soft("--soft-address ::1,::2", Side::Single).unwrap_err().status(), 2);
         for (addresses, second) in [("::1,::2", "::2"), ("::1", "::1")] {
             let args = arguments(&format!("--soft-address {addresses}"));
             assert_eq!(Soft::second_address(&args).unwrap(), Some(second.parse().unwrap()));

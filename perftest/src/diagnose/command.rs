@@ -12,16 +12,16 @@ use doorbell_verbs::{Context, Library};
 use serde::Serialize;
 
 use super::sources::is_file_name;
-use super::{Peer, Port, Sources, Subject, Watch, of_device, of_machine, of_moment};
+use super::{NoiseMonitor, Peer, Port, Sources, Subject, of_device, of_machine, of_present_load};
 use crate::cli::{DiagnoseArgs, SoftArgs};
 use crate::device::{self, Side, Soft};
 use crate::failure::{Failure, one_line};
 use crate::plan::MEMORY_BUDGET;
-use crate::report::{self, Code, LinkKind, Noted, Warning};
+use crate::report::{self, Code, LinkKind, ReportedWarning, Warning};
 
 /// How long the machine is observed for the activity of others: the kernel's counters have a
 /// resolution of 10 ms.
-const WATCH: Duration = Duration::from_millis(300);
+const OBSERVATION: Duration = Duration::from_millis(300);
 /// The subject of findings about no particular device.
 const MACHINE: &str = "machine";
 
@@ -31,15 +31,15 @@ struct Diagnosis {
     version: &'static str,
     /// The devices that were checked.
     devices: Vec<String>,
-    warnings: Vec<Found>,
+    warnings: Vec<Finding>,
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct Finding {
     /// The device that it concerns, or `machine`.
     about: String,
     #[serde(flatten)]
-    warning: Noted,
+    warning: ReportedWarning,
 }
 
 /// Checks, and prints the findings.
@@ -63,17 +63,17 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
         warnings
             .iter()
             .filter(|warning| !ignored.contains(&warning.code))
-            .map(|warning| Found {
+            .map(|warning| Finding {
                 about: name.clone(),
-                warning: Noted::from(warning),
+                warning: ReportedWarning::from(warning),
             })
             .collect::<Vec<_>>()
     };
     let mut warnings = about(MACHINE, &of_machine(&sources, 1));
-    let watch = Watch::begin(&sources, Peer::Elsewhere);
-    thread::sleep(WATCH);
-    warnings.extend(about(MACHINE, &watch.judge()));
-    warnings.extend(about(MACHINE, &of_moment(&sources)));
+    let monitor = NoiseMonitor::begin(&sources, Peer::Elsewhere);
+    thread::sleep(OBSERVATION);
+    warnings.extend(about(MACHINE, &monitor.evaluate()));
+    warnings.extend(about(MACHINE, &of_present_load(&sources)));
     for subject in &subjects {
         warnings.extend(about(&subject.device, &of_device(&sources, subject)));
     }
@@ -114,7 +114,7 @@ fn text(diagnosis: &Diagnosis) -> String {
         diagnosis
             .warnings
             .iter()
-            .map(|Found { about, warning }| format!("{about:<12} {:<20} {}", warning.code, warning.message)),
+            .map(|Finding { about, warning }| format!("{about:<12} {:<20} {}", warning.code, warning.message)),
     );
     if diagnosis.warnings.is_empty() {
         let looked_at: Vec<&str> = std::iter::once(MACHINE)
@@ -128,7 +128,7 @@ fn text(diagnosis: &Diagnosis) -> String {
 /// The devices to check: the given one, or all of the system.
 fn subjects(sources: &Sources, args: &DiagnoseArgs) -> Result<Vec<Subject>, Failure> {
     // This machine's library does not concern the folder of another machine.
-    let library = match sources.faked() {
+    let library = match sources.fake() {
         None => Library::system().ok(),
         Some(_) => None,
     };
@@ -142,7 +142,7 @@ fn subjects(sources: &Sources, args: &DiagnoseArgs) -> Result<Vec<Subject>, Fail
         names.dedup();
         return Ok(names.iter().map(|name| system(name)).collect());
     };
-    let soft = Soft::configured(&args.soft, 0, Side::Alone)?;
+    let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     if soft.has(named) {
         let context = soft.library()?.open(named).map_err(|e| device::explain(named, &e))?;
         return Ok(vec![subject(named, LinkKind::SoftUdp, Port::of_context(&context))]);

@@ -11,9 +11,9 @@ use super::sources::{Sources, list, show_list};
 use crate::report::{Code, Warning};
 
 /// A core below this percentage of its base frequency is slow; the reading itself is inexact.
-const OF_BASE: u64 = 95;
+const MIN_OF_BASE_PERCENT: u64 = 95;
 /// The same of its maximum frequency, which all cores together may not reach.
-const OF_MAXIMUM: u64 = 67;
+const MIN_OF_MAXIMUM_PERCENT: u64 = 67;
 
 /// The cores that this process may use.
 pub(super) fn allowed(sources: &Sources) -> Vec<usize> {
@@ -41,7 +41,7 @@ pub(super) fn settings(sources: &Sources, spinning: usize) -> Vec<Warning> {
 
 /// How many of the cores it may use at a time, by the limits of its container on this machine.
 fn usable(sources: &Sources, cores: &[usize]) -> usize {
-    let limit = match sources.faked() {
+    let limit = match sources.fake() {
         None => thread::available_parallelism().map_or(usize::MAX, NonZero::get),
         Some(_) => usize::MAX,
     };
@@ -126,8 +126,8 @@ pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
     let base = sources.number::<u64>(&attribute(core, "base_frequency"));
     let most = sources.number::<u64>(&attribute(core, "cpuinfo_max_freq"));
     let (what, of_khz, percent) = match (base, most) {
-        (Some(base_khz), _) => ("base frequency", base_khz, OF_BASE),
-        (None, Some(most_khz)) => ("maximum", most_khz, OF_MAXIMUM),
+        (Some(base_khz), _) => ("base frequency", base_khz, MIN_OF_BASE_PERCENT),
+        (None, Some(most_khz)) => ("maximum", most_khz, MIN_OF_MAXIMUM_PERCENT),
         (None, None) => return None,
     };
     let slow = u128::from(now_khz) * 100 < u128::from(of_khz) * u128::from(percent);
@@ -157,7 +157,7 @@ fn show_khz(khz: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     const STATUS: (&str, &str) = (
         "proc/self/status",
@@ -170,21 +170,21 @@ mod tests {
 
     #[test]
     fn few_cores_are_noticed() {
-        let sources = Machine::with([STATUS]);
+        let sources = FakeMachine::with([STATUS]);
         let few = |spinning| codes(&settings(&sources.sources(), spinning));
         assert_eq!((few(3), few(2)), (vec![Code::FewCores], vec![]));
     }
 
     #[test]
-    fn a_machine_that_shows_nothing_gives_no_cause_for_complaint() {
-        let machine = Machine::with([]);
+    fn a_machine_that_shows_nothing_has_no_warning() {
+        let machine = FakeMachine::with([]);
         assert_eq!(settings(&machine.sources(), 64), []);
         assert_eq!(frequency(&machine.sources()), None);
     }
 
     #[test]
     fn a_slow_governor_is_noticed_where_the_process_may_run() {
-        let machine = Machine::with([STATUS]);
+        let machine = FakeMachine::with([STATUS]);
         let governor = |core| format!("sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor");
         machine.put(&governor(0), "powersave\n");
         machine.put(&governor(2), "performance\n");
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_limited_frequency_is_noticed() {
-        let machine = Machine::with([STATUS]);
+        let machine = FakeMachine::with([STATUS]);
         for (core, limit) in [(2, "3700000"), (3, "2000000")] {
             machine.put(&attribute(core, "scaling_max_freq"), limit);
             machine.put(&attribute(core, "cpuinfo_max_freq"), "3700000\n");
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_core_that_is_slow_now_is_noticed() {
         let fields = "S 1 ".to_owned() + &"0 ".repeat(34) + "3 0 0";
-        let machine = Machine::with([("proc/self/stat", format!("7 (a) b ( 9) {fields}").as_str())]);
+        let machine = FakeMachine::with([("proc/self/stat", format!("7 (a) b ( 9) {fields}").as_str())]);
         machine.put(&attribute(3, "cpuinfo_max_freq"), "4000000");
         for (now, slow) in [("3999999", false), ("2700000", false), ("2600000", true), ("x", false)] {
             machine.put(&attribute(3, "scaling_cur_freq"), now);
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_high_load_is_noticed() {
-        let machine = Machine::with([("sys/devices/system/cpu/online", "0-3\n")]);
+        let machine = FakeMachine::with([("sys/devices/system/cpu/online", "0-3\n")]);
         for (load, high) in [
             ("3.99 1 1 2/120 99", false),
             ("4.25 1 1 2/120 99", true),

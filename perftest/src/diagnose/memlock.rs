@@ -46,13 +46,13 @@ fn may_lock_all(sources: &Sources) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     const HEAD: &str = "Limit                     Soft Limit           Hard Limit           Units\n";
 
     #[test]
-    fn a_limit_below_what_is_registered_is_noticed() {
-        let machine = Machine::with([("proc/self/status", "CapEff:\t0000000000000000\n")]);
+    fn a_memlock_limit_below_the_registered_size_is_noticed() {
+        let machine = FakeMachine::with([("proc/self/status", "CapEff:\t0000000000000000\n")]);
         for (soft, low) in [
             ("8388608", true),
             ("268435456", false),
@@ -72,8 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn the_capability_counts_where_it_is_the_hosts() {
-        let machine = Machine::with([
+    fn the_capability_counts_in_the_initial_namespace_only() {
+        let machine = FakeMachine::with([
             ("proc/self/limits", "Max locked memory 65536 65536 bytes\n"),
             ("proc/self/status", "CapEff:\t000001ffffffffff\n"),
             ("proc/self/uid_map", "         0          0 4294967295\n"),
@@ -84,6 +84,6 @@ mod tests {
         machine.put("proc/self/status", "CapEff:\t000001ffffffbfff\n");
         machine.put("proc/self/uid_map", "0 0 4294967295\n");
         assert_eq!(limit(&machine.sources(), 1 << 20).unwrap().code, Code::Memlock);
-        assert_eq!(limit(&Machine::with([]).sources(), 1 << 20), None);
+        assert_eq!(limit(&FakeMachine::with([]).sources(), 1 << 20), None);
     }
 }

@@ -17,9 +17,9 @@
 
 mod command;
 mod cpu;
+mod location;
 mod memlock;
 mod noise;
-mod place;
 mod port;
 mod samples;
 mod sources;
@@ -27,7 +27,7 @@ mod sources;
 use crate::report::{Code, LinkKind, PERCENTILES, Row, Warning};
 
 pub(crate) use command::run;
-pub(crate) use noise::{Peer, Watch};
+pub(crate) use noise::{NoiseMonitor, Peer};
 pub(crate) use port::Port;
 pub(crate) use sources::Sources;
 
@@ -72,7 +72,7 @@ pub(crate) fn before(sources: &Sources, subject: &Subject) -> Vec<Warning> {
         warnings.push(Warning::not_hardware(subject.link));
     }
     warnings.extend(standing(sources, subject));
-    warnings.extend(of_moment(sources));
+    warnings.extend(of_present_load(sources));
     warnings
 }
 
@@ -113,8 +113,8 @@ impl<'a> Measured<'a> {
 }
 
 /// The warnings after a test.
-pub(crate) fn after(watch: &Watch, measured: &Measured<'_>) -> Vec<Warning> {
-    let mut warnings = watch.judge();
+pub(crate) fn after(monitor: &NoiseMonitor, measured: &Measured<'_>) -> Vec<Warning> {
+    let mut warnings = monitor.evaluate();
     let samples = measured.samples;
     warnings.extend(samples.and_then(|samples| samples::few(samples, measured.percentiles)));
     warnings.extend(samples::spread(measured.repeats.iter().copied()));
@@ -130,7 +130,7 @@ pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
             "this is a debug build: build with --release before you believe a figure",
         ));
     }
-    if let Some(root) = sources.faked() {
+    if let Some(root) = sources.fake() {
         warnings.push(Warning::new(
             Code::FakedMachine,
             format!(
@@ -150,7 +150,7 @@ fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     let is_system = matches!(subject.link, LinkKind::Hardware | LinkKind::KernelSoft) && sources::is_file_name(device);
     let mut warnings = Vec::new();
     if let Some(port) = &subject.port {
-        let wanted = port::Use {
+        let wanted = port::PortUse {
             device,
             is_system,
             gid_index: subject.gid_index,
@@ -160,14 +160,14 @@ fn of_device(sources: &Sources, subject: &Subject) -> Vec<Warning> {
     }
     if is_system {
         let rate = subject.port.as_ref().and_then(|port| port.bits_per_s);
-        warnings.extend(place::of_device(sources, device, rate));
+        warnings.extend(location::of_device(sources, device, rate));
         warnings.extend(memlock::limit(sources, subject.registers_bytes));
     }
     warnings
 }
 
 /// The warnings about the present load.
-fn of_moment(sources: &Sources) -> Vec<Warning> {
+fn of_present_load(sources: &Sources) -> Vec<Warning> {
     // A core reports its frequency under load only after it has worked.
     let jitter = noise::probe();
     jitter.into_iter().chain(cpu::frequency(sources)).collect()
@@ -175,7 +175,7 @@ fn of_moment(sources: &Sources) -> Vec<Warning> {
 
 #[cfg(test)]
 mod tests {
-    use super::sources::faked::Machine;
+    use super::sources::fake::FakeMachine;
     use super::*;
 
     fn subject(link: LinkKind) -> Subject {
@@ -189,8 +189,8 @@ mod tests {
         }
     }
 
-    fn machine() -> Machine {
-        let machine = Machine::with([
+    fn machine() -> FakeMachine {
+        let machine = FakeMachine::with([
             ("proc/self/limits", "Max locked memory 65536 65536 bytes\n"),
             ("sys/devices/pci0000:00/0000:00:01.0/iommu_group/type", "DMA\n"),
         ]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_systems_is_asked_of_system_devices_only() {
+    fn only_system_devices_are_checked_in_sysfs() {
         let machine = machine();
         let of = |link| codes(&of_device(&machine.sources(), &subject(link)));
         assert_eq!(of(LinkKind::Hardware), [Code::Mtu, Code::Iommu, Code::Memlock]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_no_system_device() {
+    fn a_name_with_a_path_is_no_system_device() {
         let machine = machine();
         for name in ["../infiniband/mlx5_0", "", ".."] {
             let subject = Subject::of(name, LinkKind::Hardware, None);
@@ -225,15 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_test_has_shown_is_judged() {
-        let watch = Watch::begin(&machine().sources(), Peer::Elsewhere);
+    fn results_of_a_test_are_checked() {
+        let monitor = NoiseMonitor::begin(&machine().sources(), Peer::Elsewhere);
         let of = |samples, figures| {
             let measured = Measured {
                 samples,
                 percentiles: &PERCENTILES,
                 repeats: vec![(64, figures)],
             };
-            let found = codes(&after(&watch, &measured));
+            let found = codes(&after(&monitor, &measured));
             [Code::FewSamples, Code::Spread].map(|code| found.contains(&code))
         };
         assert_eq!(of(Some(99_999), &[1.0, 2.0]), [true, true]);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn software_and_folders_are_told() {
+    fn software_devices_and_fake_machines_are_reported() {
         let machine = machine();
         let found = codes(&before(&machine.sources(), &subject(LinkKind::SoftUdp)));
         assert!(

@@ -25,21 +25,21 @@ const PROBE: Duration = Duration::from_millis(20);
 /// A gap between two readings that indicates a disturbance.
 const GAP: Duration = Duration::from_micros(10);
 /// A single gap of this length is a warning.
-const LONG: Duration = Duration::from_millis(1);
+const LONG_GAP: Duration = Duration::from_millis(1);
 /// Largest percentage of the time in gaps.
-const GAP_PERCENT: f64 = 1.0;
+const MAX_GAP_PERCENT: f64 = 1.0;
 /// Preemptions that a test may have: in total, and per second. The kernel's own threads cause some
 /// tens a second on a quiet machine; a hundred show in the 99.9th percentile.
-const PREEMPTIONS: f64 = 10.0;
-const PREEMPTIONS_PER_S: f64 = 100.0;
+const MAX_PREEMPTIONS: f64 = 10.0;
+const MAX_PREEMPTIONS_PER_S: f64 = 100.0;
 /// Shorter tests are not judged by counters with a resolution of 10 ms.
-const LONG_ENOUGH: Duration = Duration::from_millis(200);
+const MIN_DURATION: Duration = Duration::from_millis(200);
 /// CPU use of others without a warning: cores, and their share of the allowed cores.
-const OTHERS: f64 = 0.5;
-const OTHERS_SHARE: f64 = 0.125;
+const MAX_OTHERS: f64 = 0.5;
+const MAX_OTHERS_SHARE: f64 = 0.125;
 /// Steal time without a warning: two ticks, and a percentage of the time worked.
-const STOLEN: Duration = Duration::from_millis(20);
-const STOLEN_PERCENT: f64 = 1.0;
+const MIN_STOLEN: Duration = Duration::from_millis(20);
+const MAX_STOLEN_PERCENT: f64 = 1.0;
 
 /// Gaps in the readings of a clock.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -61,9 +61,9 @@ impl Gaps {
         }
     }
 
-    fn judge(&self) -> Option<Warning> {
+    fn evaluate(&self) -> Option<Warning> {
         let percent = 100.0 * self.sum.as_secs_f64() / self.over.as_secs_f64().max(f64::MIN_POSITIVE);
-        (percent > GAP_PERCENT || self.longest > LONG).then(|| {
+        (percent > MAX_GAP_PERCENT || self.longest > LONG_GAP).then(|| {
             Warning::new(
                 Code::Jitter,
                 format!(
@@ -87,7 +87,7 @@ pub(super) fn probe() -> Option<Warning> {
         gaps.add(now.duration_since(last));
         last = now;
     }
-    gaps.judge()
+    gaps.evaluate()
 }
 
 /// Where the peer of a test is.
@@ -181,16 +181,16 @@ fn of_process(sources: &Sources, process: u32) -> Option<Duration> {
 
 /// Observes a test.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct NoiseMonitor {
     sources: Sources,
     peer: Peer,
     began: Counters,
 }
 
-impl Watch {
+impl NoiseMonitor {
     /// Takes the first snapshot; the test follows.
-    pub(crate) fn begin(sources: &Sources, peer: Peer) -> Watch {
-        Watch {
+    pub(crate) fn begin(sources: &Sources, peer: Peer) -> NoiseMonitor {
+        NoiseMonitor {
             sources: sources.clone(),
             peer,
             began: Counters::read(sources, peer),
@@ -198,17 +198,17 @@ impl Watch {
     }
 
     /// The disturbances until now.
-    pub(super) fn judge(&self) -> Vec<Warning> {
-        judge(&self.began, &Counters::read(&self.sources, self.peer))
+    pub(super) fn evaluate(&self) -> Vec<Warning> {
+        evaluate(&self.began, &Counters::read(&self.sources, self.peer))
     }
 }
 
-fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
+fn evaluate(began: &Counters, ended: &Counters) -> Vec<Warning> {
     let over = ended.at.saturating_sub(began.at);
     let seconds = over.as_secs_f64();
     let mut warnings = Vec::new();
     let preemptions = ended.preemptions.saturating_sub(began.preemptions);
-    if preemptions as f64 > PREEMPTIONS.max(PREEMPTIONS_PER_S * seconds) {
+    if preemptions as f64 > MAX_PREEMPTIONS.max(MAX_PREEMPTIONS_PER_S * seconds) {
         warnings.push(Warning::new(
             Code::Preempted,
             format!(
@@ -217,13 +217,13 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
         ));
     }
     let worked = ended.worked.saturating_sub(began.worked);
-    if over >= LONG_ENOUGH
+    if over >= MIN_DURATION
         && seconds > 0.0
         && let (Some(before), Some(after)) = (began.ours, ended.ours)
     {
         let others = worked.saturating_sub(after.saturating_sub(before)).as_secs_f64() / seconds;
         let cores = ended.cores;
-        if others > OTHERS && others > OTHERS_SHARE * cores as f64 {
+        if others > MAX_OTHERS && others > MAX_OTHERS_SHARE * cores as f64 {
             warnings.push(Warning::new(
                 Code::BusyMachine,
                 format!("other programs used {others:.1} of the {cores} cores that there are for the test, in {seconds:.1} s: stop what top shows"),
@@ -232,7 +232,7 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
     }
     let stolen = ended.stolen.saturating_sub(began.stolen);
     let percent = 100.0 * stolen.as_secs_f64() / worked.saturating_add(stolen).as_secs_f64().max(f64::MIN_POSITIVE);
-    if stolen >= STOLEN && percent > STOLEN_PERCENT {
+    if stolen >= MIN_STOLEN && percent > MAX_STOLEN_PERCENT {
         warnings.push(Warning::new(
             Code::Steal,
             format!(
@@ -246,18 +246,18 @@ fn judge(began: &Counters, ended: &Counters) -> Vec<Warning> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
     fn codes(began: Counters, ended: Counters) -> Vec<Code> {
-        judge(&began, &ended).iter().map(|warning| warning.code).collect()
+        evaluate(&began, &ended).iter().map(|warning| warning.code).collect()
     }
 
     #[test]
-    fn gaps_are_counted_and_judged() {
+    fn gaps_are_counted_and_evaluated() {
         let quiet = |steps: &[u64]| {
             let mut gaps = Gaps::default();
             // 20 ms of readings every 50 ns.
@@ -265,10 +265,10 @@ mod tests {
             steps.iter().for_each(|us| gaps.add(Duration::from_micros(*us)));
             gaps
         };
-        assert_eq!((quiet(&[]).judge(), quiet(&[]).count), (None, 0));
+        assert_eq!((quiet(&[]).evaluate(), quiet(&[]).count), (None, 0));
         // A timer interrupt.
-        assert_eq!((quiet(&[11, 9, 12]).count, quiet(&[11, 9, 12]).judge()), (2, None));
-        let often = quiet(&[30; 10]).judge().unwrap();
+        assert_eq!((quiet(&[11, 9, 12]).count, quiet(&[11, 9, 12]).evaluate()), (2, None));
+        let often = quiet(&[30; 10]).evaluate().unwrap();
         assert!(
             often
                 .to_string()
@@ -276,14 +276,14 @@ mod tests {
             "{often}"
         );
         assert_eq!(
-            (often.code, quiet(&[1001]).judge().unwrap().code),
+            (often.code, quiet(&[1001]).evaluate().unwrap().code),
             (Code::Jitter, Code::Jitter)
         );
-        assert_eq!(Gaps::default().judge(), None);
+        assert_eq!(Gaps::default().evaluate(), None);
     }
 
     #[test]
-    fn a_quiet_test_has_no_complaint() {
+    fn a_quiet_test_has_no_warning() {
         let began = Counters {
             at: ms(5000),
             ours: Some(ms(100)),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn preemptions_are_judged_by_time() {
+    fn preemptions_are_evaluated_per_second() {
         let with = |preemptions, over| Counters {
             at: ms(over),
             preemptions,
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn others_count_only_where_all_of_ours_is_known_and_the_time_is_long_enough() {
+    fn others_count_only_with_known_own_time_in_a_long_test() {
         let with = |ours, worked, over| Counters {
             at: ms(over),
             ours,
@@ -329,7 +329,7 @@ mod tests {
         };
         let began = with(Some(ms(0)), 0, 0);
         assert_eq!(codes(began, with(Some(ms(1000)), 2000, 1000)), [Code::BusyMachine]);
-        let text = judge(&began, &with(Some(ms(1000)), 2500, 1000))[0].to_string();
+        let text = evaluate(&began, &with(Some(ms(1000)), 2500, 1000))[0].to_string();
         assert!(text.starts_with("other programs used 1.5 of the 4 cores"), "{text}");
         assert_eq!(codes(began, with(Some(ms(2000)), 2100, 1000)), []);
         assert_eq!(codes(began, with(Some(ms(100)), 1000, 199)), []);
@@ -354,13 +354,13 @@ mod tests {
         assert_eq!(codes(nothing, with(1000, 10)), []);
         assert_eq!(codes(nothing, with(10_000, 50)), []);
         assert_eq!(codes(nothing, with(900, 100)), [Code::Steal]);
-        let text = judge(&nothing, &with(900, 100))[0].to_string();
+        let text = evaluate(&nothing, &with(900, 100))[0].to_string();
         assert!(text.starts_with("the hypervisor took 10 % of the time"), "{text}");
     }
 
     #[test]
-    fn the_kernels_counters_are_those_of_our_cores() {
-        let machine = Machine::with([
+    fn counters_are_of_the_allowed_cores() {
+        let machine = FakeMachine::with([
             ("proc/self/status", "Cpus_allowed_list:\t1-2\n"),
             (
                 "proc/stat",

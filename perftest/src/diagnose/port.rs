@@ -17,7 +17,7 @@ use crate::report::{Code, Warning};
 /// derives the port's MTU from the interface's.
 const HEADERS: u32 = 96;
 /// The usual interface MTU for the largest path MTU.
-const ENOUGH: u32 = 4200;
+const RECOMMENDED_MTU: u32 = 4200;
 /// The most GID table entries that are read from sysfs.
 const GIDS: u32 = 1024;
 
@@ -134,7 +134,7 @@ impl Port {
 
 /// How a test uses a port.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use<'a> {
+pub(super) struct PortUse<'a> {
     pub(super) device: &'a str,
     /// Whether it is a system device, with network interfaces.
     pub(super) is_system: bool,
@@ -145,7 +145,7 @@ pub(super) struct Use<'a> {
 }
 
 /// The warnings about a port, for how a test uses it.
-pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Vec<Warning> {
+pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Vec<Warning> {
     let device = wanted.device;
     let mut warnings = Vec::new();
     if let Some(state) = &port.inactive {
@@ -169,7 +169,7 @@ pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Vec<W
     warnings
 }
 
-fn mtu(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<Warning> {
+fn mtu(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
     let device = wanted.device;
     let interface = if port.is_ethernet {
         interface(sources, port, wanted)
@@ -186,9 +186,9 @@ fn mtu(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<Warning> {
     }
     let what = format!("the MTU of {device}'s port is {active} B of {most} B");
     let advice = match interface {
-        Some((name, mtu)) if mtu < ENOUGH => {
+        Some((name, mtu)) if mtu < RECOMMENDED_MTU => {
             format!(
-                ", as interface {name} has {mtu} B: ip link set dev {name} mtu {ENOUGH} on both hosts, and let the switches pass that"
+                ", as interface {name} has {mtu} B: ip link set dev {name} mtu {RECOMMENDED_MTU} on both hosts, and let the switches pass that"
             )
         }
         _ if port.is_ethernet => {
@@ -206,7 +206,7 @@ fn fitting(interface_bytes: u32) -> Option<u32> {
 }
 
 /// The interface of the GID that a test uses, with its MTU.
-fn interface(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<(String, u32)> {
+fn interface(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Option<(String, u32)> {
     if !wanted.is_system {
         return None;
     }
@@ -223,7 +223,7 @@ fn interface(sources: &Sources, port: &Port, wanted: &Use<'_>) -> Option<(String
     Some((name, mtu))
 }
 
-fn gid(port: &Port, wanted: &Use<'_>) -> Option<Warning> {
+fn gid(port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
     let device = wanted.device;
     let gid = port.chosen(wanted.gid_index)?;
     let instead = |better: PortGid| format!("--gid-index {0} (-x {0}) is {better}", better.index);

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_believed_from_ten_samples_above_on() {
+    fn percentiles_need_ten_samples_above_them() {
         let shown = [("p99", 0.99), ("p99.9", 0.999)];
         let text = |samples| few(samples, &shown).map(|warning| warning.to_string());
         assert_eq!(text(10_000), None);

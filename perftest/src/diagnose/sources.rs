@@ -29,7 +29,7 @@ const ENTRIES: usize = 4096;
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     root: PathBuf,
-    faked: bool,
+    fake: bool,
 }
 
 impl Sources {
@@ -39,7 +39,7 @@ impl Sources {
             Some(root) => Sources::below(root),
             None => Sources {
                 root: "/".into(),
-                faked: false,
+                fake: false,
             },
         }
     }
@@ -48,13 +48,13 @@ impl Sources {
     pub(super) fn below(root: impl Into<PathBuf>) -> Sources {
         Sources {
             root: root.into(),
-            faked: true,
+            fake: true,
         }
     }
 
     /// The folder, if these are not this machine's files.
-    pub(super) fn faked(&self) -> Option<&Path> {
-        self.faked.then_some(self.root.as_path())
+    pub(super) fn fake(&self) -> Option<&Path> {
+        self.fake.then_some(self.root.as_path())
     }
 
     /// An attribute, as one line; `None` if it is missing or empty.
@@ -119,13 +119,13 @@ pub(crate) fn is_file_name(name: &str) -> bool {
 /// Parses a list in the kernel's notation: `0-3,8,10-11`. Invalid and very large numbers are left
 /// out.
 pub(super) fn list(text: &str) -> Vec<usize> {
-    const MOST: usize = 1 << 16;
+    const MAX_NUMBER: usize = 1 << 16;
     let mut numbers = Vec::new();
     for part in text.split(',') {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         if let (Ok(from), Ok(to)) = (from.trim().parse::<usize>(), to.trim().parse::<usize>())
             && from <= to
-            && to < MOST
+            && to < MAX_NUMBER
         {
             numbers.extend(from..=to);
         }
@@ -150,17 +150,17 @@ pub(super) fn show_list(numbers: &[usize]) -> String {
 
 /// A machine made up by a test.
 #[cfg(test)]
-pub(super) mod faked {
+pub(super) mod fake {
     use super::*;
 
-    pub(crate) struct Machine {
+    pub(crate) struct FakeMachine {
         folder: tempfile::TempDir,
     }
 
-    impl Machine {
+    impl FakeMachine {
         /// A machine with these files.
-        pub(crate) fn with<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Machine {
-            let machine = Machine {
+        pub(crate) fn with<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> FakeMachine {
+            let machine = FakeMachine {
                 folder: tempfile::tempdir().unwrap(),
             };
             for (path, content) in files {
@@ -196,10 +196,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::diagnose::sources::faked::Machine;
+    use crate::diagnose::sources::fake::FakeMachine;
 
     #[test]
-    fn lists_are_read_as_they_are_shown() {
+    fn lists_are_parsed_as_formatted() {
         for (text, numbers) in [
             ("0-3", vec![0, 1, 2, 3]),
             ("0,2-3,8", vec![0, 2, 3, 8]),
@@ -216,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_file_is_a_value_is_one_line_and_short() {
-        let machine = Machine::with([
+    fn every_value_is_one_short_line() {
+        let machine = FakeMachine::with([
             ("sys/a", "one\n\u{1b}[2Jtwo\n"),
             ("sys/empty", " \n"),
             ("sys/n", "12\n"),
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn links_are_followed_to_what_is_below_the_root() {
-        let machine = Machine::with([("sys/devices/pci/0000:00:01.0/numa_node", "1")]);
+        let machine = FakeMachine::with([("sys/devices/pci/0000:00:01.0/numa_node", "1")]);
         machine.link("sys/class/x/device", "sys/devices/pci/0000:00:01.0");
         std::os::unix::fs::symlink("/etc", machine.path().join("sys/out")).unwrap();
         let sources = machine.sources();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_none() {
+    fn names_with_paths_are_refused() {
         assert!(is_file_name("mlx5_0") && is_file_name("rocep23s0f0"));
         for name in ["", ".", "..", "../x", "a/b", "/etc", "a/"] {
             assert!(!is_file_name(name), "{name}");

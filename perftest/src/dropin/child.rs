@@ -28,7 +28,7 @@ const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// How a command ended.
 #[derive(Debug)]
-pub(crate) struct Ended(ExitStatus);
+pub(crate) struct ExitedCommand(ExitStatus);
 
 /// Runs the command with these variables added to its environment, until it ends; passes its
 /// process id to `started`.
@@ -40,7 +40,7 @@ pub(crate) fn run(
     arguments: &[OsString],
     variables: impl IntoIterator<Item = Variable>,
     started: impl FnOnce(i32),
-) -> Result<Ended, Failure> {
+) -> Result<ExitedCommand, Failure> {
     let cannot = |what: &str, e: &dyn std::fmt::Display| own(format!("cannot {what}: {e}"));
     // Caught before the command starts, so that none ends this program alone. Signals that this
     // program ignores stay ignored in the command: execve(2) keeps that, and resets caught ones to
@@ -83,12 +83,15 @@ pub(crate) fn run(
     handle.close();
     // The thread ends with the handle; whether it panicked does not matter to the command.
     let _ = passing.join();
-    child.wait().map(Ended).map_err(|e| cannot("wait for the command", &e))
+    child
+        .wait()
+        .map(ExitedCommand)
+        .map_err(|e| cannot("wait for the command", &e))
 }
 
-impl Ended {
+impl ExitedCommand {
     /// Ends this process as the command ended: with its exit status, or by its signal.
-    pub(crate) fn end_alike(self) -> ! {
+    pub(crate) fn exit_alike(self) -> ! {
         if let Some(signal) = self.0.signal() {
             // The command may have dumped core; this program shall not as well. A failure here
             // leaves the exit status that shells give.

@@ -34,7 +34,7 @@ pub(crate) fn temporary() -> Result<TempDir, String> {
 }
 
 /// The user's permanent folder: in `XDG_RUNTIME_DIR`, or else where temporary files are.
-pub(crate) fn lasting() -> Result<PathBuf, String> {
+pub(crate) fn permanent() -> Result<PathBuf, String> {
     let user = Uid::current();
     let runtime = env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)

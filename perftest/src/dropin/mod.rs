@@ -28,7 +28,7 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
-use sysfs::Shown;
+use sysfs::ShownDevice;
 
 /// The exit status of env(1) for its own failures.
 const OWN_FAILURE: u8 = 125;
@@ -47,11 +47,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         .command
         .split_first()
         .ok_or_else(|| Failure::usage("which command?"))?;
-    if let Some(warning) = program::find(name).and_then(|path| program::obstacle(&path)) {
+    if let Some(warning) = program::find(name).and_then(|path| program::why_not_usable(&path)) {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
     let folder = folder::temporary().map_err(own)?;
-    let variables = surroundings(folder.path(), &args.device, &configs)?;
+    let variables = environment(folder.path(), &args.device, &configs)?;
     let ended = child::run(name, arguments, variables.into_iter().chain(device), |pid| {
         // Without this record, the folder may be removed when this program is killed and the
         // command is not.
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     })?;
     // Before this process ends, which may be by a signal.
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
-    ended.end_alike()
+    ended.exit_alike()
 }
 
 /// Prints the variables.
@@ -69,8 +69,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
     let (device, configs) = device(&args.device)?;
-    let folder = folder::lasting().map_err(own)?;
-    let variables = surroundings(&folder, &args.device, &configs)?;
+    let folder = folder::permanent().map_err(own)?;
+    let variables = environment(&folder, &args.device, &configs)?;
     let lines: Result<Vec<String>, Failure> = variables
         .into_iter()
         .chain(device)
@@ -84,7 +84,7 @@ fn own(message: impl Into<String>) -> Failure {
 }
 
 /// Sets up the folder, and returns the variables that make programs use it.
-fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
+fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
         folder::fill(folder, &libraries, files).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
@@ -92,13 +92,15 @@ fn surroundings(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> R
     if args.no_sysfs {
         return fill(None);
     }
-    let (shown, warnings) = sysfs::look(configs).map_err(own)?;
+    let (shown, warnings) = sysfs::query(configs).map_err(own)?;
     for warning in warnings {
         eprintln!("doorbell: warning: {warning}");
     }
     let mut variables = fill(Some(&sysfs::files(&shown)))?;
     // A device with several possible addresses gets the same one in every process.
-    if let ([DeviceConfig { address: None, .. }], Some(address)) = (configs, shown.first().and_then(Shown::address)) {
+    if let ([DeviceConfig { address: None, .. }], Some(address)) =
+        (configs, shown.first().and_then(ShownDevice::address))
+    {
         variables.push(("DOORBELL_SOFT_ADDR", address.to_string().into()));
     }
     Ok(variables)

@@ -95,13 +95,13 @@ pub(super) fn add_self(folder: &Path) -> io::Result<()> {
 /// Removes the folders of this user in `parent` whose owners are gone. Errors are ignored.
 pub(super) fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_left(&entry.path()) {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_unneeded(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-fn is_left(folder: &Path) -> bool {
+fn is_unneeded(folder: &Path) -> bool {
     let is_ours = |there: &fs::Metadata| there.is_dir() && there.uid() == Uid::current().as_raw();
     if !fs::symlink_metadata(folder).is_ok_and(|there| is_ours(&there)) {
         return false;
@@ -117,7 +117,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_nobody_needs_is_removed() {
+    fn unneeded_folders_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let folder = |name: &str| {
             let folder = parent.path().join(name);

@@ -23,7 +23,7 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
 }
 
 /// Why a program will not use the userspace device, as far as its file shows.
-pub(crate) fn obstacle(path: &Path) -> Option<&'static str> {
+pub(crate) fn why_not_usable(path: &Path) -> Option<&'static str> {
     let file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
     const SET_USER: u32 = 0o4000;
@@ -34,12 +34,12 @@ pub(crate) fn obstacle(path: &Path) -> Option<&'static str> {
     }
     let mut header = [0; 64];
     (&file).read_exact(&mut header).ok()?;
-    elf_obstacle(&header, |at, to| file.read_exact_at(to, at).is_ok())
+    why_elf_not_usable(&header, |at, to| file.read_exact_at(to, at).is_ok())
 }
 
-/// As [`obstacle`], for the header of an ELF file, of which `read` reads more at an offset; `None`
+/// As [`why_not_usable`], for the header of an ELF file, of which `read` reads more at an offset; `None`
 /// for other files, such as scripts.
-fn elf_obstacle(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<&'static str> {
+fn why_elf_not_usable(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<&'static str> {
     let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let long = |bytes: &[u8], at: usize| {
         let mut long = [0; 8];
@@ -97,7 +97,7 @@ mod tests {
 
     fn judged(file: &[u8]) -> Option<&'static str> {
         let header: &[u8; 64] = file[..64].try_into().unwrap();
-        elf_obstacle(header, |at, to| {
+        why_elf_not_usable(header, |at, to| {
             let from = usize::try_from(at)
                 .ok()
                 .and_then(|at| file.get(at..at.checked_add(to.len())?));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_apart() {
+    fn kinds_of_program_files_are_distinguished() {
         assert_eq!(judged(&elf(3, "/lib64/ld-linux-x86-64.so.2")), None);
         assert!(judged(&elf(3, "/lib/ld-musl-x86_64.so.1")).unwrap().contains("musl"));
         assert!(judged(&elf(1, "")).unwrap().contains("statically"));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_promises_more_than_it_has_is_nobodys_fault() {
+    fn a_truncated_elf_file_is_accepted() {
         let mut file = elf(1, "");
         file[56..58].copy_from_slice(&u16::MAX.to_ne_bytes());
         assert_eq!(judged(&file), None);
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn this_very_program_can_be_served() {
-        assert_eq!(obstacle(&env::current_exe().unwrap()), None);
-        assert!(find(OsStr::new("sh")).is_some_and(|path| obstacle(&path).is_none()));
+        assert_eq!(why_not_usable(&env::current_exe().unwrap()), None);
+        assert!(find(OsStr::new("sh")).is_some_and(|path| why_not_usable(&path).is_none()));
         assert_eq!(find(OsStr::new("no such command")), None);
     }
 }

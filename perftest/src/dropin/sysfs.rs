@@ -15,7 +15,7 @@ use crate::failure::one_line;
 
 /// The attributes of a device.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct ShownDevice {
     name: String,
     guid: u64,
     active: bool,
@@ -37,7 +37,7 @@ struct Address {
 ///
 /// # Errors
 /// When this process's devices are configured already, which is a bug of this program.
-pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>), String> {
+pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<String>), String> {
     configure(configs.to_vec()).map_err(|e| e.to_string())?;
     let library = Library::new(api());
     let mut warnings = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn look(configs: &[DeviceConfig]) -> Result<(Vec<Shown>, Vec<String>)
             address: config.address.or(gids.first().map(|gid| gid.address)),
             ..config.clone()
         };
-        Shown {
+        ShownDevice {
             name: config.name.clone(),
             guid: found.guid(),
             active,
@@ -139,7 +139,7 @@ pub(crate) enum Content {
 }
 
 /// The files of these devices.
-pub(crate) fn files(devices: &[Shown]) -> Vec<File> {
+pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
     let mut files = Vec::new();
     put(&mut files, "sys/class/infiniband_verbs", "abi_version", "6");
     for (number, device) in devices.iter().enumerate() {
@@ -154,7 +154,7 @@ pub(crate) fn files(devices: &[Shown]) -> Vec<File> {
     files
 }
 
-impl Shown {
+impl ShownDevice {
     /// The address of its first GID.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.gids.first().map(|gid| gid.address)
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_device_is_shown_as_the_kernel_shows_one() {
-        let shown = Shown {
+        let shown = ShownDevice {
             name: "soft0".into(),
             guid: 0x02db_12b7_7f00_0001,
             active: true,
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_nobody_has_no_interface() {
+    fn an_unassigned_address_has_no_interface() {
         assert_eq!(Address::alone([240, 1, 2, 3].into()).interface(), None);
         let loopback = Address::alone([127, 9, 8, 7].into()).interface();
         assert_eq!(loopback, Address::alone([127, 0, 0, 1].into()).interface());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::chart::{Chart, Form, charts, draw, ids, png};
+use crate::chart::{Chart, Layout, charts, draw, ids, png};
 use crate::document::Document;
 use crate::failure::{Failure, one_line};
 use crate::output::Output;
@@ -70,9 +70,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let charts = charts(&documents);
     let bytes = match format {
         Format::Html => page::page(&documents, &charts).into_bytes(),
-        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE).into_bytes(),
+        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Layout::ALONE).into_bytes(),
         Format::Png => {
-            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::PICTURE);
+            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Layout::PICTURE);
             png(&drawn).map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
         }
     };
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
 fn chosen<'a>(charts: &'a [Chart], name: Option<&str>) -> Result<&'a Chart, Failure> {
     let found = match name {
         None => charts.first(),
-        Some(name) => charts.iter().find(|chart| chart.id == name || chart.sort == name),
+        Some(name) => charts.iter().find(|chart| chart.id == name || chart.kind == name),
     };
     found.ok_or_else(|| {
         let name = name.unwrap_or("any");

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::chart::{Chart, Form, STYLES, Unit, draw, escape};
+use crate::chart::{Chart, Layout, STYLES, Unit, draw, escape};
 use crate::document::{Document, Kind, PARAMETERS, Row};
 
 /// Nothing is loaded and nothing runs, whatever gets into the page.
@@ -166,7 +166,7 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     }
     out.push_str("</section>\n");
     for chart in charts {
-        figure(&mut out, chart);
+        metric(&mut out, chart);
     }
     out.push_str("<section aria-label=\"All figures\">\n<h2>All figures</h2>\n");
     for (number, document) in documents.iter().enumerate() {
@@ -222,7 +222,7 @@ fn banner(out: &mut String, documents: &[Document]) {
                 "<p class=\"banner\" role=\"note\"><strong>{}Software device ({}).</strong> These figures are of {}, not of an RDMA adapter.</p>\n",
                 escape(&which),
                 escape(&document.link),
-                document.link_in_words()
+                document.link_description()
             ),
         );
     }
@@ -308,7 +308,7 @@ fn source(out: &mut String, document: &Document, named: bool) {
         .collect();
     more.extend(document.limits.iter().map(|limit| {
         let unit = if limit.is_time { Unit::Ns } else { Unit::BytesPerS };
-        (format!("Limit {}", limit.name), unit.show(limit.figure.value))
+        (format!("Limit {}", limit.name), unit.show(limit.metric.value))
     }));
     if !more.is_empty() {
         out.push_str("<details><summary>Settings and limits</summary>\n");
@@ -348,9 +348,9 @@ fn setting(name: &str, value: &str) -> (String, String) {
 /// The headline results: name, value, and where they were measured.
 fn best(document: &Document) -> Vec<(&'static str, String, String)> {
     let extreme = |key: &str, greatest: bool| {
-        let figures = document.rows.iter().filter_map(|row| Some((row.figure(key)?, row)));
+        let figures = document.rows.iter().filter_map(|row| Some((row.metric(key)?, row)));
         let by =
-            |a: &(crate::document::Figure, &Row), b: &(crate::document::Figure, &Row)| a.0.value.total_cmp(&b.0.value);
+            |a: &(crate::document::Metric, &Row), b: &(crate::document::Metric, &Row)| a.0.value.total_cmp(&b.0.value);
         if greatest {
             figures.max_by(by)
         } else {
@@ -375,7 +375,7 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
     wanted
         .iter()
         .filter_map(|(name, key, unit, greatest)| {
-            let (figure, row) = extreme(key, *greatest)?;
+            let (metric, row) = extreme(key, *greatest)?;
             let mut at = format!("at {}", Unit::Bytes.show(row.bytes as f64));
             for (key, before, after) in [("qps", "", " QPs"), ("tx_depth", "depth ", ""), ("ranks", "", " ranks")] {
                 // 1 is the minimum of each parameter.
@@ -383,13 +383,13 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
                     let _ = write!(at, ", {before}{value}{after}");
                 }
             }
-            Some((*name, unit.show(figure.value), at))
+            Some((*name, unit.show(metric.value), at))
         })
         .collect()
 }
 
 /// A chart, for a screen and for a phone, and its values.
-fn figure(out: &mut String, chart: &Chart) {
+fn metric(out: &mut String, chart: &Chart) {
     put(
         out,
         format_args!(
@@ -397,8 +397,8 @@ fn figure(out: &mut String, chart: &Chart) {
             escape(&chart.id),
             escape(&chart.title),
             escape(&chart.about),
-            draw(chart, &Form::WIDE),
-            draw(chart, &Form::NARROW)
+            draw(chart, &Layout::WIDE),
+            draw(chart, &Layout::NARROW)
         ),
     );
     put(
@@ -480,18 +480,18 @@ fn table(out: &mut String, number: usize, document: &Document) {
             ),
         );
         for (key, _, unit, _) in &columns {
-            match row.figure(key) {
+            match row.metric(key) {
                 None => out.push_str("<td></td>"),
-                Some(figure) => {
+                Some(metric) => {
                     let shown = match unit {
-                        Unit::Count if figure.value.fract() == 0.0 => format!("{:.0}", figure.value),
-                        unit => unit.show(figure.value),
+                        Unit::Count if metric.value.fract() == 0.0 => format!("{:.0}", metric.value),
+                        unit => unit.show(metric.value),
                     };
                     put(
                         out,
                         format_args!(
                             "<td data-metric=\"{key}\" data-value=\"{}\">{}</td>",
-                            escape(&figure.text),
+                            escape(&metric.text),
                             escape(&shown)
                         ),
                     );

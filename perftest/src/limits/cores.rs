@@ -11,14 +11,14 @@ use nix::unistd::Pid;
 const SELF: Pid = Pid::from_raw(0);
 
 /// While it lives, this thread and the threads and processes it starts are bound to two CPUs.
-pub(super) struct Pair {
+pub(super) struct CpuPair {
     /// The previous affinity; `None` where nothing was changed.
     before: Option<CpuSet>,
 }
 
-impl Pair {
+impl CpuPair {
     /// Binds to the pair of a round. Without two CPUs or the permission, nothing changes.
-    pub(super) fn take(round: usize) -> Self {
+    pub(super) fn bind(round: usize) -> Self {
         let before = sched_getaffinity(SELF).ok().filter(|before| {
             let pair = pair_of(before, round);
             pair.is_some_and(|pair| sched_setaffinity(SELF, &pair).is_ok())
@@ -27,7 +27,7 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for CpuPair {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
             // If one of them is gone meanwhile, the kernel uses the others.
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_has_other_processors_of_those_allowed() {
+    fn each_round_has_another_pair_of_the_allowed_cpus() {
         let allowed = of(&[1, 4, 6]);
         for (round, pair) in [(0, [1, 4]), (1, [4, 6]), (2, [6, 1]), (3, [1, 4])] {
             assert_eq!(pair_of(&allowed, round), Some(of(&pair)), "round {round}");
@@ -76,11 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_allowed_is_allowed_again() {
+    fn the_previous_affinity_is_restored() {
         let before = sched_getaffinity(SELF).unwrap();
         let expected = pair_of(&before, 1);
         {
-            let _pair = Pair::take(1);
+            let _pair = CpuPair::bind(1);
             let now = sched_getaffinity(SELF).unwrap();
             assert_eq!(now, expected.unwrap_or(before));
         }

@@ -19,12 +19,12 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    pub(super) fn is_met(self, figure: f64, ratio: f64) -> bool {
+    pub(super) fn is_met(self, value: f64, ratio: f64) -> bool {
         match self {
             Goal::RatioAtLeast(least) => ratio >= least,
             Goal::RatioAtMost(most) => ratio <= most,
-            Goal::AtLeast(least) => figure >= least,
-            Goal::AtMost(most) => figure <= most,
+            Goal::AtLeast(least) => value >= least,
+            Goal::AtMost(most) => value <= most,
         }
     }
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_looks_at_what_it_is_of() {
+    fn each_goal_checks_value_or_ratio() {
         for (goal, met, missed) in [
             (Goal::RatioAtLeast(0.9), (0.0, 0.9), (9.0, 0.89)),
             (Goal::RatioAtMost(0.1), (9.0, 0.1), (0.0, 0.2)),

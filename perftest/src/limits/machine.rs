@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use doorbell_softroce::limits::{self, LimitError};
 
-use super::Figure;
+use super::Measurement;
 
 /// A limit.
 pub(super) struct Limit {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
-    pub(super) measure: fn(Duration) -> Result<Figure, String>,
+    pub(super) measure: fn(Duration) -> Result<Measurement, String>,
     /// It and the test compared with it have one CPU per end.
     pub(super) one_core_a_side: bool,
 }
 
-const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> Result<Figure, String>) -> Limit {
+const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> Result<Measurement, String>) -> Limit {
     Limit {
         name,
         what,
@@ -27,7 +27,7 @@ const fn limit(name: &'static str, what: &'static str, measure: fn(Duration) -> 
 /// All limits. The first four names are a contract.
 pub(super) const LIMITS: [Limit; 9] = [
     limit("memcpy", "one thread copies 1 MiB blocks", |duration| {
-        Ok(Figure::BytesPerS(limits::memcpy(duration).bytes_per_s))
+        Ok(Measurement::BytesPerS(limits::memcpy(duration).bytes_per_s))
     }),
     Limit {
         one_core_a_side: true,
@@ -41,7 +41,7 @@ pub(super) const LIMITS: [Limit; 9] = [
         "shm_pingpong",
         "half a round trip of two threads that spin on shared memory",
         |duration| match limits::shm_pingpong(duration) {
-            Ok(limit) => Ok(Figure::Ns(limit.ns)),
+            Ok(limit) => Ok(Measurement::Ns(limit.ns)),
             Err(error) => Err(reason(&error)),
         },
     ),
@@ -75,13 +75,15 @@ pub(super) const LIMITS: [Limit; 9] = [
     ),
 ];
 
-fn again(duration: Duration, block: usize) -> Result<Figure, String> {
-    Ok(Figure::BytesPerS(limits::memcpy_again(duration, block).bytes_per_s))
+fn again(duration: Duration, block: usize) -> Result<Measurement, String> {
+    Ok(Measurement::BytesPerS(
+        limits::memcpy_again(duration, block).bytes_per_s,
+    ))
 }
 
-fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Figure, String> {
+fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Measurement, String> {
     match measured {
-        Ok(bandwidth) => Ok(Figure::BytesPerS(bandwidth.bytes_per_s)),
+        Ok(bandwidth) => Ok(Measurement::BytesPerS(bandwidth.bytes_per_s)),
         Err(error) => Err(reason(&error)),
     }
 }

@@ -10,7 +10,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 /// The optional columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Extra {
+pub(crate) struct OptionalColumns {
     /// Confidence interval of the mean over repeats.
     pub(crate) repeats: bool,
     /// CPU time.
@@ -19,7 +19,7 @@ pub(crate) struct Extra {
 
 /// When a column is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum When {
+enum Shown {
     Always,
     /// With `--repeat`.
     Repeated,
@@ -27,20 +27,20 @@ enum When {
     CpuUtil,
 }
 
-impl When {
-    fn holds(self, extra: Extra) -> bool {
+impl Shown {
+    fn is_shown(self, extra: OptionalColumns) -> bool {
         match self {
-            When::Always => true,
-            When::Repeated => extra.repeats,
-            When::CpuUtil => extra.cpu,
+            Shown::Always => true,
+            Shown::Repeated => extra.repeats,
+            Shown::CpuUtil => extra.cpu,
         }
     }
 
     fn option(self) -> &'static str {
         match self {
-            When::Always => "",
-            When::Repeated => " (--repeat)",
-            When::CpuUtil => " (--cpu-util)",
+            Shown::Always => "",
+            Shown::Repeated => " (--repeat)",
+            Shown::CpuUtil => " (--cpu-util)",
         }
     }
 }
@@ -49,7 +49,7 @@ impl When {
 struct Column<R> {
     head: &'static str,
     width: usize,
-    when: When,
+    shown: Shown,
     cell: fn(&R) -> String,
     /// Its key in JSON.
     key: &'static str,
@@ -60,7 +60,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "#bytes",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.bytes.to_string(),
         key: "bytes",
         meaning: "message size",
@@ -68,7 +68,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "#iterations",
         width: 12,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.iterations.to_string(),
         key: "iterations",
         meaning: "messages measured, over all queue pairs and repeats, without those of the warm-up",
@@ -76,7 +76,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "BW peak[MiB/s]",
         width: 16,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB),
         key: "bw_peak_bytes_per_s",
         meaning: "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average",
@@ -84,7 +84,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "BW average[MiB/s]",
         width: 19,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB),
         key: "bw_avg_bytes_per_s",
         meaning: "messages * bytes / (last completion - clock before the first measured post); the mean over repeats",
@@ -92,7 +92,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "MsgRate[Mpps]",
         width: 15,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| format!("{:.6}", row.msg_rate_per_s / 1e6),
         key: "msg_rate_per_s",
         meaning: "messages / the same time; the mean over repeats",
@@ -100,7 +100,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "±95%[MiB/s]",
         width: 13,
-        when: When::Repeated,
+        shown: Shown::Repeated,
         cell: |row| interval(row.bw_ci95_bytes_per_s, MIB),
         key: "bw_ci95_bytes_per_s",
         meaning: "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
@@ -108,7 +108,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "CPU user[cores]",
         width: 16,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_user_cores),
         key: "cpu_user_cores",
         meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
@@ -116,7 +116,7 @@ const BANDWIDTH: &[Column<BandwidthRow>] = &[
     Column {
         head: "CPU system[cores]",
         width: 18,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_system_cores),
         key: "cpu_system_cores",
         meaning: "the same in the kernel",
@@ -127,7 +127,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "#bytes",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.bytes.to_string(),
         key: "bytes",
         meaning: "message size",
@@ -135,7 +135,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "#iterations",
         width: 12,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| row.iterations.to_string(),
         key: "iterations",
         meaning: "messages measured, over all repeats, without those of the warm-up",
@@ -143,7 +143,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "min[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_min_ns),
         key: "lat_min_ns",
         meaning: "the shortest. A message's time is (answer - post) / 2 of a ping-pong for write and send, completion - post for read and atomic; with --rate it begins when the message was due, and what it was late counts whole",
@@ -151,7 +151,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p50[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p50_ns),
         key: "lat_p50_ns",
         meaning: "the median: half of all messages took no longer. Percentiles are of the messages of all repeats together, from a histogram of three significant digits (0.1 %)",
@@ -159,7 +159,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "avg[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_avg_ns),
         key: "lat_avg_ns",
         meaning: "the mean, exact",
@@ -167,7 +167,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "stddev[us]",
         width: 12,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_stddev_ns),
         key: "lat_stddev_ns",
         meaning: "sqrt(sum((x - mean)^2) / (n - 1)), exact",
@@ -175,7 +175,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p90[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p90_ns),
         key: "lat_p90_ns",
         meaning: "nine of ten took no longer",
@@ -183,7 +183,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p99_ns),
         key: "lat_p99_ns",
         meaning: "99 of 100 took no longer; stands on ten messages or more from n = 1000",
@@ -191,7 +191,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99.9[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p999_ns),
         key: "lat_p999_ns",
         meaning: "999 of 1000 took no longer; from n = 10000",
@@ -199,7 +199,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "p99.99[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_p9999_ns),
         key: "lat_p9999_ns",
         meaning: "9999 of 10000 took no longer; from n = 100000",
@@ -207,7 +207,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "max[us]",
         width: 10,
-        when: When::Always,
+        shown: Shown::Always,
         cell: |row| us(row.lat_max_ns),
         key: "lat_max_ns",
         meaning: "the longest, exact",
@@ -215,7 +215,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "±95%[us]",
         width: 10,
-        when: When::Repeated,
+        shown: Shown::Repeated,
         cell: |row| interval(row.lat_ci95_ns, 1e3),
         key: "lat_ci95_ns",
         meaning: "half width of the 95 % confidence interval of the mean of k repeats' medians: t(0.975, k - 1) * s / sqrt(k), s their standard deviation",
@@ -223,7 +223,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "CPU user[cores]",
         width: 16,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_user_cores),
         key: "cpu_user_cores",
         meaning: "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up",
@@ -231,7 +231,7 @@ const LATENCY: &[Column<LatencyRow>] = &[
     Column {
         head: "CPU system[cores]",
         width: 18,
-        when: When::CpuUtil,
+        shown: Shown::CpuUtil,
         cell: |row| format!("{:.3}", row.cpu_system_cores),
         key: "cpu_system_cores",
         meaning: "the same in the kernel",
@@ -248,8 +248,8 @@ fn interval(half_width: Option<f64>, unit: f64) -> String {
 }
 
 /// The line of column heads.
-pub(super) fn head(kind: Kind, extra: Extra) -> String {
-    fn of<R>(columns: &[Column<R>], extra: Extra) -> String {
+pub(super) fn head(kind: Kind, extra: OptionalColumns) -> String {
+    fn of<R>(columns: &[Column<R>], extra: OptionalColumns) -> String {
         join(columns, extra, |column| column.head.to_owned())
     }
     match kind {
@@ -259,7 +259,7 @@ pub(super) fn head(kind: Kind, extra: Extra) -> String {
 }
 
 /// A row of a bandwidth test.
-pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
+pub(super) fn bandwidth(row: &BandwidthRow, extra: OptionalColumns) -> String {
     let line = join(BANDWIDTH, extra, |column| (column.cell)(row));
     match row.raw_copy_bytes_per_s {
         Some(raw) => format!(
@@ -272,12 +272,12 @@ pub(super) fn bandwidth(row: &BandwidthRow, extra: Extra) -> String {
 }
 
 /// A row of a latency test.
-pub(super) fn latency(row: &LatencyRow, extra: Extra) -> String {
+pub(super) fn latency(row: &LatencyRow, extra: OptionalColumns) -> String {
     join(LATENCY, extra, |column| (column.cell)(row))
 }
 
-fn join<R>(columns: &[Column<R>], extra: Extra, text: impl Fn(&Column<R>) -> String) -> String {
-    let there = columns.iter().filter(|column| column.when.holds(extra));
+fn join<R>(columns: &[Column<R>], extra: OptionalColumns, text: impl Fn(&Column<R>) -> String) -> String {
+    let there = columns.iter().filter(|column| column.shown.is_shown(extra));
     let cells: Vec<_> = there
         .map(|column| format!("{:>1$}", text(column), column.width))
         .collect();
@@ -292,10 +292,10 @@ pub(crate) fn help(kind: Kind) -> String {
                 head,
                 meaning,
                 key,
-                when,
+                shown,
                 ..
             } = column;
-            format!("  {head}{}\n          {meaning} [JSON: {key}]", when.option())
+            format!("  {head}{}\n          {meaning} [JSON: {key}]", shown.option())
         };
         columns.iter().map(line).collect()
     }
@@ -325,7 +325,7 @@ mod tests {
                 format!(
                     "| `{}`{} | `{}` | {formula} |\n",
                     column.head,
-                    column.when.option(),
+                    column.shown.option(),
                     column.key
                 )
             };
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn every_column_is_in_json_under_its_key() {
+    fn every_column_is_in_json() {
         let keys = |row: serde_json::Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let bandwidth = BandwidthRow {
             bw_ci95_bytes_per_s: Some(1.0),
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         for (repeats, cpu) in [(false, false), (true, false), (false, true), (true, true)] {
-            let extra = Extra { repeats, cpu };
+            let extra = OptionalColumns { repeats, cpu };
             for (kind, line) in [
                 (Kind::Bw, bandwidth(&rows::bandwidth(), extra)),
                 (Kind::Lat, latency(&rows::latency(), extra)),

@@ -15,14 +15,14 @@ mod warning;
 use serde::{Deserialize, Serialize};
 
 use crate::exchange::GpuEnd;
-use crate::plan::{Extent, Plan};
+use crate::plan::{Plan, TestLength};
 use crate::stats::ClockReport;
-use crate::sweep::{Skipped, Swept};
+use crate::sweep::{Skipped, SweepSettings};
 
-pub(crate) use columns::{Extra, help as column_help};
+pub(crate) use columns::{OptionalColumns, help as column_help};
 pub(crate) use json::print as print_json;
 pub(crate) use prometheus::{Metrics, exposition};
-pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, Shape};
+pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, RowParams};
 pub(crate) use text::{Table, print_line};
 pub(crate) use threshold::Thresholds;
 pub(crate) use warning::{Code, Warning, table as warning_table};
@@ -74,13 +74,13 @@ pub(crate) struct Report {
     pub(crate) settings: Option<Settings>,
     /// The parameters of a sweep, in place of `settings`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sweep: Option<Swept>,
+    pub(crate) sweep: Option<SweepSettings>,
     /// The clock in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) clock: Option<ClockReport>,
     /// Caveats of the results.
     #[serde(default)]
-    pub(crate) warnings: Vec<Noted>,
+    pub(crate) warnings: Vec<ReportedWarning>,
     /// Line rate of the link in one direction, bytes per second, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) line_rate_bytes_per_s: Option<f64>,
@@ -136,8 +136,8 @@ impl Settings {
     /// The settings of a plan.
     pub(crate) fn of(plan: &Plan) -> Settings {
         let (iterations, duration_s) = match plan.extent {
-            Extent::Iterations(n) | Extent::DefaultIterations(n) => (Some(n), None),
-            Extent::Seconds(seconds) => (None, Some(seconds)),
+            TestLength::Iterations(n) | TestLength::DefaultIterations(n) => (Some(n), None),
+            TestLength::Seconds(seconds) => (None, Some(seconds)),
         };
         Settings {
             qps: plan.qps,
@@ -157,7 +157,7 @@ impl Settings {
 
 /// A warning in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Noted {
+pub(crate) struct ReportedWarning {
     /// Its code, for programs.
     pub(crate) code: String,
     /// The message with advice.

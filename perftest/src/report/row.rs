@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{Bandwidth, CpuUse, LatencyFigures, Spread};
+use crate::stats::{Bandwidth, CpuUse, LatencySummary, Spread};
 
 /// The result of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub(crate) enum Row {
 
 /// The parameters of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RowParams {
     /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Queue pairs.
@@ -74,7 +74,7 @@ pub(crate) struct BandwidthRow {
 
 impl BandwidthRow {
     /// The row of these repeats, in the order they ran; `None` without one.
-    pub(crate) fn new(shape: Shape, repeats: &[Bandwidth], cpu: CpuUse) -> Option<BandwidthRow> {
+    pub(crate) fn new(shape: RowParams, repeats: &[Bandwidth], cpu: CpuUse) -> Option<BandwidthRow> {
         let bytes = shape.bytes as f64;
         let samples: Vec<f64> = repeats.iter().map(|repeat| repeat.average_per_s * bytes).collect();
         let rates: Vec<f64> = repeats.iter().map(|repeat| repeat.average_per_s).collect();
@@ -180,9 +180,9 @@ pub(crate) struct LatencyRow {
 impl LatencyRow {
     /// The row of all messages, with the results of each repeat; `None` without one.
     pub(crate) fn new(
-        shape: Shape,
-        figures: LatencyFigures,
-        repeats: &[LatencyFigures],
+        shape: RowParams,
+        figures: LatencySummary,
+        repeats: &[LatencySummary],
         cpu: CpuUse,
     ) -> Option<LatencyRow> {
         let medians: Vec<f64> = repeats.iter().map(|repeat| repeat.p50).collect();
@@ -220,7 +220,7 @@ pub(super) mod tests {
     use super::*;
     use crate::stats::{Latency, Trip};
 
-    const SHAPE: Shape = Shape {
+    const SHAPE: RowParams = RowParams {
         bytes: 8 << 20,
         qps: 1,
         tx_depth: 128,
@@ -260,7 +260,7 @@ pub(super) mod tests {
                     peak_per_s,
                 }
             });
-        let row = BandwidthRow::new(Shape { bytes: 10, ..SHAPE }, &repeats, CpuUse::default()).unwrap();
+        let row = BandwidthRow::new(RowParams { bytes: 10, ..SHAPE }, &repeats, CpuUse::default()).unwrap();
         assert_eq!((row.iterations, row.repeats, row.msg_rate_per_s), (600, 3, 2.0));
         assert_eq!((row.bw_avg_bytes_per_s, row.bw_peak_bytes_per_s), (20.0, 50.0));
         assert_eq!(row.bw_samples_bytes_per_s, [10.0, 20.0, 30.0]);

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use super::{Extra, Row, columns};
+use super::{OptionalColumns, Row, columns};
 use crate::failure::Failure;
 use crate::plan::Kind;
 
@@ -11,7 +11,7 @@ use crate::plan::Kind;
 #[derive(Debug)]
 pub(crate) struct Table {
     kind: Kind,
-    extra: Extra,
+    extra: OptionalColumns,
 }
 
 impl Table {
@@ -19,7 +19,7 @@ impl Table {
     ///
     /// # Errors
     /// As [`print_line`].
-    pub(crate) fn begin(kind: Kind, extra: Extra, about: &str) -> Result<Table, Failure> {
+    pub(crate) fn begin(kind: Kind, extra: OptionalColumns, about: &str) -> Result<Table, Failure> {
         print_line(&format!("# {about}\n{}", columns::head(kind, extra)))?;
         Ok(Table { kind, extra })
     }
@@ -47,7 +47,7 @@ pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn line(row: &Row, extra: Extra) -> String {
+fn line(row: &Row, extra: OptionalColumns) -> String {
     match row {
         Row::Bandwidth(row) => columns::bandwidth(row, extra),
         Row::Latency(row) => columns::latency(row, extra),
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_people_know_them() {
-        let none = Extra::default();
+    fn columns_are_perftests() {
+        let none = OptionalColumns::default();
         assert_eq!(
             format!(
                 "{}\n{}",

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_held_against_its_limit() {
+    fn p99_is_compared_with_its_threshold() {
         let row = LatencyRow {
             lat_p99_ns: 12_001.0,
             ..rows::latency()

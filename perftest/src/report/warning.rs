@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::{LinkKind, Noted};
+use super::{LinkKind, ReportedWarning};
 use crate::failure::one_line;
 
 /// A caveat of a result.
@@ -97,9 +97,9 @@ impl fmt::Display for Warning {
     }
 }
 
-impl From<&Warning> for Noted {
-    fn from(warning: &Warning) -> Noted {
-        Noted {
+impl From<&Warning> for ReportedWarning {
+    fn from(warning: &Warning) -> ReportedWarning {
+        ReportedWarning {
             code: warning.code.name().to_owned(),
             message: warning.message.clone(),
         }
@@ -108,7 +108,7 @@ impl From<&Warning> for Noted {
 
 /// Defines [`Code`] with the table of each code: name, what is checked, when it warns, advice.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $name:literal, $looks:literal, $when:literal, $todo:literal;)*) => {
+    ($($(#[$doc:meta])* $code:ident = $name:literal, $looks:literal, $shown:literal, $todo:literal;)*) => {
         /// The code of a warning. The names are part of the JSON, and stable.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub(crate) enum Code {
@@ -125,7 +125,7 @@ macro_rules! codes {
 
             /// What is checked, when it warns, and the advice.
             pub(crate) fn explanation(self) -> [&'static str; 3] {
-                match self { $(Code::$code => [$looks, $when, $todo],)* }
+                match self { $(Code::$code => [$looks, $shown, $todo],)* }
             }
         }
     };
@@ -288,8 +288,8 @@ codes! {
 pub(crate) fn table() -> String {
     let mut lines = vec!["| code | looked at | warns when | what to do |\n|---|---|---|---|".to_owned()];
     lines.extend(Code::ALL.iter().map(|code| {
-        let [looks, when, what] = code.explanation();
-        format!("| `{}` | {looks} | {when} | {what} |", code.name())
+        let [looks, shown, what] = code.explanation();
+        format!("| `{}` | {looks} | {shown} | {what} |", code.name())
     }));
     lines.join("\n")
 }
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_told_apart_and_fit_a_script() {
+    fn codes_are_distinct_and_scriptable() {
         let mut names: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
         for name in &names {
             assert!(
@@ -327,7 +327,7 @@ mod tests {
     fn a_warning_is_one_line_and_two_keys() {
         let warning = Warning::new(Code::CpuGovernor, "a\nb\u{1b}[2J");
         assert_eq!(
-            serde_json::to_string(&Noted::from(&warning)).unwrap(),
+            serde_json::to_string(&ReportedWarning::from(&warning)).unwrap(),
             r#"{"code":"cpu-governor","message":"a b [2J"}"#
         );
     }

@@ -108,11 +108,11 @@ impl Drop for LatencyMeter<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{LatencyFigures, Trip};
+    use crate::stats::{LatencySummary, Trip};
 
     /// 10,000 messages of 10 µs each, of which number 100 takes 100 ms; the clock advances only
     /// during a message or while none is due.
-    fn with_a_stall(rate_per_s: Option<f64>) -> LatencyFigures {
+    fn with_a_stall(rate_per_s: Option<f64>) -> LatencySummary {
         let (clock, time) = Clock::fake();
         let (mut cpu, mut latency) = (CpuMeter::default(), Latency::new(Trip::Full));
         let mut meter = Meter {

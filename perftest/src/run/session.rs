@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::exchange::{Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, REPLY_TIMEOUT, check_hello};
 use crate::failure::{Failure, one_line};
 use crate::plan::{Kind, Plan, Verb};
-use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, Shape};
+use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 
 /// What a session requirements besides the plan.
@@ -144,8 +144,8 @@ fn meter<'a, T>(clock: &'a Clock, cpu: &'a mut CpuMeter, figures: &'a mut T) -> 
     Meter { clock, cpu, figures }
 }
 
-fn shape(test: &Test<'_>) -> Shape {
-    Shape {
+fn shape(test: &Test<'_>) -> RowParams {
+    RowParams {
         bytes: test.bytes,
         qps: test.plan.qps,
         tx_depth: match test.plan.kind {

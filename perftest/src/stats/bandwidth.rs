@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_already_on_their_way_are_not_speed() {
+    fn messages_in_flight_do_not_raise_the_peak() {
         // 1e5 per second, but half way everything in flight is delayed by 1 ms and then reported at
         // once.
         let points = (1..=1000).filter(|i| !(501..564).contains(i)).map(|i| (i * 10, i));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_reports_is_not_speed() {
+    fn a_burst_of_completions_does_not_raise_the_peak() {
         // 64 completions are reported at once every 640 us: the true rate is 1e5.
         let figures = timeline(64, (1..=100).map(|i| (i * 640, i * 64))).bandwidth().unwrap();
         assert!((figures.peak_per_s - 1e5).abs() < 1.0, "{figures:?}");

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_trust_is_not_used() {
+    fn a_counter_the_kernel_distrusts_is_not_used() {
         if has_invariant_counter() {
             assert_eq!(no_counter(None), None);
             assert_eq!(no_counter(Some("kvm-clock tsc arch_sys_counter acpi_pm\n")), None);

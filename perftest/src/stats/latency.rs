@@ -43,7 +43,7 @@ pub(crate) fn samples_needed(quantile: f64) -> u64 {
 
 /// The result of the round trips; times in ns.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct LatencyFigures {
+pub(crate) struct LatencySummary {
     /// Round trips measured.
     pub(crate) count: u64,
     /// Minimum.
@@ -153,7 +153,7 @@ impl Latency {
     }
 
     /// The result, or `None` when nothing was measured.
-    pub(crate) fn figures(&self) -> Option<LatencyFigures> {
+    pub(crate) fn figures(&self) -> Option<LatencySummary> {
         if self.count == 0 {
             return None;
         }
@@ -163,7 +163,7 @@ impl Latency {
         } else {
             0.0
         };
-        Some(LatencyFigures {
+        Some(LatencySummary {
             count: self.count,
             min: self.min as f64 * share,
             p50: self.percentile(0.5),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentile_stands_on_ten_samples_beyond_it() {
+    fn a_percentile_needs_ten_samples_above_it() {
         for (quantile, needed) in [(0.5, 20), (0.9, 100), (0.99, 1000), (0.999, 10_000), (0.9999, 100_000)] {
             assert_eq!(samples_needed(quantile), needed);
         }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_late_counts_whole() {
+    fn lateness_counts_whole() {
         for (trip, want) in [(Trip::Half, 600.0), (Trip::Full, 700.0)] {
             let mut latency = Latency::new(trip);
             latency.record_late(500, 200);

@@ -11,6 +11,6 @@ mod repeats;
 pub(crate) use bandwidth::{Bandwidth, Timeline};
 pub(crate) use clock::{Clock, ClockChoice, ClockReport};
 pub(crate) use cpu::{CpuMeter, CpuUse};
-pub(crate) use latency::{Latency, LatencyFigures, Trip, samples_needed};
+pub(crate) use latency::{Latency, LatencySummary, Trip, samples_needed};
 pub(crate) use pace::Pacer;
 pub(crate) use repeats::Spread;

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timetable_holds_over_days() {
+    fn the_schedule_is_exact_over_days() {
         let pacer = Pacer::new(500, 3e6);
         assert_eq!(
             (pacer.due_ns(0), pacer.due_ns(3), pacer.due_ns(3_000_000)),
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_moves_nothing_after_it() {
+    fn a_late_message_does_not_delay_later_ones() {
         let pacer = Pacer::new(0, 1000.0);
         assert_eq!(pacer.due_by(10_000_000), 11);
         assert_eq!(pacer.due_ns(11), 11_000_000);

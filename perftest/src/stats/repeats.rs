@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_is_known_as_well_as_its_samples_agree() {
+    fn the_interval_follows_the_spread_of_the_samples() {
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(Spread::of(&[3.0]), Some(Spread { mean: 3.0, ci95: None }));
         let same = Spread::of(&[5.0; 4]).unwrap();

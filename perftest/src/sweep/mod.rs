@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::TestArgs;
 use crate::command;
 use crate::device::{Device, Reach, Side};
-use crate::diagnose::{self, Measured, Peer, Sources, Watch};
+use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Sources};
 use crate::exchange::{Control, connect};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -27,7 +27,7 @@ use crate::limits;
 use crate::orchestrate::Server;
 use crate::output::Output;
 use crate::plan::{Kind, Plan};
-use crate::report::{Noted, Report, Row, Settings, Warning, print_line};
+use crate::report::{Report, ReportedWarning, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
@@ -69,7 +69,7 @@ impl Skipped {
 
 /// The parameters of a sweep: every value of what is swept, and what all points have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Swept {
+pub(crate) struct SweepSettings {
     bytes: Vec<u64>,
     qps: Vec<u32>,
     tx_depth: Vec<u32>,
@@ -88,10 +88,10 @@ pub(crate) struct Swept {
     repeat: u32,
 }
 
-impl Swept {
-    fn of(plans: &[&Plan]) -> Option<Swept> {
+impl SweepSettings {
+    fn of(plans: &[&Plan]) -> Option<SweepSettings> {
         let common = Settings::of(plans.first()?);
-        Some(Swept {
+        Some(SweepSettings {
             bytes: distinct(plans.iter().flat_map(|plan| plan.sizes.iter().copied())),
             qps: distinct(plans.iter().map(|plan| plan.qps)),
             tx_depth: distinct(plans.iter().map(|plan| match plan.kind {
@@ -116,7 +116,7 @@ fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
 }
 
 /// The server.
-struct Other<'a> {
+struct ServerEndpoint<'a> {
     host: &'a str,
     port: u16,
     token: Option<String>,
@@ -151,12 +151,16 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     } else {
         Reach::Here
     };
-    let side = if reach == Reach::Here { Side::First } else { Side::Alone };
+    let side = if reach == Reach::Here {
+        Side::First
+    } else {
+        Side::Single
+    };
     let device = command::open(&test, side, reach)?;
     let server = (reach == Reach::Here)
         .then(|| command::start_server(kind, &test, &device, &interrupt, true))
         .transpose()?;
-    let other = Other {
+    let endpoint = ServerEndpoint {
         host: args.peer.as_deref().unwrap_or("127.0.0.1"),
         port: server.as_ref().map_or(args.connection.port, |server| server.port),
         token: server.as_ref().map(|server: &Server| server.token.clone()),
@@ -166,24 +170,24 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     };
     let mut report = Report::new(name, device.context.name().to_owned(), device.link);
     let good: Vec<_> = plans.iter().filter_map(|(_, plan)| plan.as_ref().ok()).collect();
-    report.sweep = Swept::of(&good);
+    report.sweep = SweepSettings::of(&good);
     report.limits = limits;
     let mut clock = Clock::new(test.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let local = Sweep {
         plans: &plans,
         test: &test,
         device: &device,
-        other: &other,
+        endpoint: &endpoint,
         interrupt: &interrupt,
         sources: Sources::of_this_machine(),
     };
-    let mut watch = None;
-    let outcome = local.measure(&mut clock, &mut report, &mut watch);
+    let mut monitor = None;
+    let outcome = local.measure(&mut clock, &mut report, &mut monitor);
     report.clock = Some(clock.report());
-    if let (Some(watch), false) = (&watch, report.results.is_empty()) {
-        let found = diagnose::after(watch, &Measured::of(&report.results));
+    if let (Some(monitor), false) = (&monitor, report.results.is_empty()) {
+        let found = diagnose::after(monitor, &Measured::of(&report.results));
         found.iter().for_each(Warning::print);
-        report.warnings.extend(found.iter().map(Noted::from));
+        report.warnings.extend(found.iter().map(ReportedWarning::from));
     }
     if report.results.is_empty() {
         return outcome.and(Err(none(&report)));
@@ -215,7 +219,7 @@ struct Sweep<'a> {
     plans: &'a [(Point, Result<Plan, Failure>)],
     test: &'a TestArgs,
     device: &'a Device,
-    other: &'a Other<'a>,
+    endpoint: &'a ServerEndpoint<'a>,
     interrupt: &'a Interrupt,
     sources: Sources,
 }
@@ -224,7 +228,12 @@ impl Sweep<'_> {
     /// Measures all points, one after the other; failures of single points are reported at the end.
     ///
     /// `monitor` is started with the first point.
-    fn measure(&self, clock: &mut Clock, report: &mut Report, watch: &mut Option<Watch>) -> Result<(), Failure> {
+    fn measure(
+        &self,
+        clock: &mut Clock,
+        report: &mut Report,
+        monitor: &mut Option<NoiseMonitor>,
+    ) -> Result<(), Failure> {
         let progress = Progress::begin(self.plans.len(), self.test.no_progress);
         let mut failed = Vec::new();
         for (number, (point, plan)) in self.plans.iter().enumerate() {
@@ -237,12 +246,12 @@ impl Sweep<'_> {
                         return Err(Failure::Interrupted);
                     }
                     // Without a server the sweep cannot continue.
-                    let control = connect(self.other.host, self.other.port, self.interrupt)?;
-                    self.one(plan, &control, clock, report, &progress, watch)
+                    let control = connect(self.endpoint.host, self.endpoint.port, self.interrupt)?;
+                    self.one(plan, &control, clock, report, &progress, monitor)
                 }
             };
             if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
-                as_asked(row, point, plan);
+                with_requested_params(row, point, plan);
                 progress.row(number, row, point);
             }
             let Err(failure) = outcome else { continue };
@@ -250,7 +259,7 @@ impl Sweep<'_> {
                 Failure::Interrupted | Failure::Lost { .. } => return Err(failure),
                 Failure::Test(_) => failed.push(format!("{}: {failure}", describe(point))),
                 Failure::Usage(_) | Failure::Refused(_) | Failure::NotRun(..) => {
-                    progress.say(&format!("{} left out: {failure}", describe(point)));
+                    progress.message(&format!("{} left out: {failure}", describe(point)));
                 }
             }
             report.skipped.push(Skipped::new(point, &failure));
@@ -273,7 +282,7 @@ impl Sweep<'_> {
         clock: &mut Clock,
         report: &mut Report,
         progress: &Progress,
-        watch: &mut Option<Watch>,
+        monitor: &mut Option<NoiseMonitor>,
     ) -> Result<(), Failure> {
         let device = self.device;
         report.peer = Some(control.peer().ip().to_string());
@@ -282,15 +291,15 @@ impl Sweep<'_> {
             device,
             gid_index: self.test.connection.gid_index,
         };
-        session::client(local, plan, self.other.token.clone(), clock, |event| match event {
+        session::client(local, plan, self.endpoint.token.clone(), clock, |event| match event {
             Event::Accepted(accepted) => {
                 report.link = accepted.link_to(device.link, device.group);
                 report.line_rate_bytes_per_s = command::line_rate(device, report.link);
-                if watch.is_none() {
-                    let before = command::warnings(&self.sources, plan, self.test, device, report, self.other.peer);
-                    report.warnings = before.iter().map(Noted::from).collect();
+                if monitor.is_none() {
+                    let before = command::warnings(&self.sources, plan, self.test, device, report, self.endpoint.peer);
+                    report.warnings = before.iter().map(ReportedWarning::from).collect();
                     progress.suspend(|| before.iter().for_each(Warning::print));
-                    *watch = Some(Watch::begin(&self.sources, self.other.peer));
+                    *monitor = Some(NoiseMonitor::begin(&self.sources, self.endpoint.peer));
                 }
             }
             Event::SizeStarted(_) => {}
@@ -298,7 +307,7 @@ impl Sweep<'_> {
             Event::ClockDrift(drift) => {
                 let warning = Warning::clock_drift(drift);
                 progress.suspend(|| warning.print());
-                report.warnings.push(Noted::from(&warning));
+                report.warnings.push(ReportedWarning::from(&warning));
             }
         })
     }
@@ -306,7 +315,7 @@ impl Sweep<'_> {
 
 /// A row of a sweep has the requested parameters of its point, even where a test used less, such as
 /// a smaller depth for large messages, so that rows can be distinguished.
-fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
+fn with_requested_params(row: &mut Row, point: &Point, plan: &Plan) {
     let inline = match row {
         Row::Bandwidth(row) => {
             row.tx_depth = plan.tx_depth;
@@ -315,8 +324,8 @@ fn as_asked(row: &mut Row, point: &Point, plan: &Plan) {
         Row::Latency(row) => &mut row.inline_bytes,
     };
     // A default is dropped where a device has no inline.
-    if let Some(asked) = point.inline {
-        *inline = asked;
+    if let Some(requested) = point.inline {
+        *inline = requested;
     }
 }
 
@@ -380,7 +389,7 @@ impl Progress {
     }
 
     /// Reports a point without a result; it is in the report, too.
-    fn say(&self, text: &str) {
+    fn message(&self, text: &str) {
         self.bar.inc(1);
         self.suspend(|| eprintln!("doorbell: {text}"));
     }

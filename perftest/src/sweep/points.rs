@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::plan::Plan;
 
 /// The most points of a sweep; more is taken for a mistake in the lists.
-const MOST: usize = 100_000;
+const MAX_POINTS: usize = 100_000;
 
 /// One combination. `None` is the test's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +49,9 @@ pub(super) fn all(args: &SweepArgs) -> Result<Vec<Point>, Failure> {
     let count = [qps.len(), tx_depths.len(), inlines.len(), post_lists.len()]
         .iter()
         .fold(sizes.len(), |count, more| count.saturating_mul(*more));
-    if count > MOST {
+    if count > MAX_POINTS {
         return Err(Failure::usage(format!(
-            "this sweep has {count} points: it may have {MOST}; shorten a list"
+            "this sweep has {count} points: it may have {MAX_POINTS}; shorten a list"
         )));
     }
     let mut points = Vec::with_capacity(count);
@@ -108,7 +108,7 @@ impl Point {
                 (lat.test.size, lat.test.inline) = (Some(self.bytes), self.inline);
                 Plan::lat(&lat)
             }
-            other => Err(Failure::test(format!("no test to sweep: {other:?}"))),
+            server => Err(Failure::test(format!("no test to sweep: {server:?}"))),
         }
     }
 }
@@ -155,7 +155,7 @@ pub(super) fn common(args: &SweepArgs) -> Result<TestArgs, Failure> {
     match command(args)? {
         Command::Bw(bw) => Ok(bw.test),
         Command::Lat(lat) => Ok(lat.test),
-        other => Err(Failure::test(format!("no test to sweep: {other:?}"))),
+        server => Err(Failure::test(format!("no test to sweep: {server:?}"))),
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
             .command
         {
             Command::Sweep(args) => *args,
-            other => panic!("{other:?}"),
+            server => panic!("{server:?}"),
         }
     }
 

@@ -4,7 +4,7 @@
 //! between the two margins. `-H` and `-U` keep each sample, in memory allocated before the first.
 
 use crate::classic::settings::TestLength;
-use crate::stats::{Latency, LatencyFigures, Trip};
+use crate::stats::{Latency, LatencySummary, Trip};
 
 /// Samples reserved at once where their number is not known; more make the memory grow.
 const RESERVED_SAMPLES: u64 = 1 << 20;
@@ -85,7 +85,7 @@ impl LatencyRecorder {
     }
 
     /// The percentiles, of half round trips in a ping-pong; `None` when nothing was measured.
-    pub(super) fn figures(&self) -> Option<LatencyFigures> {
+    pub(super) fn figures(&self) -> Option<LatencySummary> {
         self.latency.figures()
     }
 

@@ -111,7 +111,7 @@ pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<VerifiedSlots>) -> R
             let there = there.min(credit.done() + u64::from(test_qp.memory.slots));
             while credit.done() < there {
                 idle = false;
-                if let Some(wrong) = look(test, &mut test_qp.memory, index, credit.done(), &mut message)? {
+                if let Some(wrong) = check_slot(test, &mut test_qp.memory, index, credit.done(), &mut message)? {
                     return Err(Failure::test(format!("{}: {wrong}", test_qp.peer)));
                 }
                 credit.add();
@@ -134,7 +134,7 @@ pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<VerifiedSlots>) -> R
 }
 
 /// Checks one message and fills its slot with the inverse of the next one there.
-fn look(
+fn check_slot(
     test: &Test<'_>,
     memory: &mut VerifiedSlots,
     qp_index: usize,

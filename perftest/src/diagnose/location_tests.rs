@@ -1,7 +1,7 @@
 //! An adapter in a made-up machine, well and badly placed.
 
 use super::*;
-use crate::diagnose::sources::faked::Machine;
+use crate::diagnose::sources::fake::FakeMachine;
 
 const BRIDGE: &str = "sys/devices/pci0000:16/0000:16:02.0";
 const DEVICE: &str = "sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
@@ -9,8 +9,8 @@ const RATE: u64 = 200_000_000_000;
 
 /// An adapter with 16 PCIe lanes at node 1 of two, in an adequate slot, and a process on the same
 /// node.
-fn machine() -> Machine {
-    let machine = Machine::with([
+fn machine() -> FakeMachine {
+    let machine = FakeMachine::with([
         ("sys/devices/system/node/online", "0-1\n"),
         ("sys/devices/system/node/node0/cpulist", "0-3\n"),
         ("sys/devices/system/node/node1/cpulist", "4-7\n"),
@@ -33,12 +33,12 @@ fn machine() -> Machine {
     machine
 }
 
-fn link(machine: &Machine, folder: &str, speed: &str, width: &str) {
+fn link(machine: &FakeMachine, folder: &str, speed: &str, width: &str) {
     machine.put(&format!("{folder}/current_link_speed"), speed);
     machine.put(&format!("{folder}/current_link_width"), width);
 }
 
-fn found(machine: &Machine) -> Vec<(Code, String)> {
+fn found(machine: &FakeMachine) -> Vec<(Code, String)> {
     let warnings = of_device(&machine.sources(), "mlx5_0", Some(RATE));
     warnings
         .into_iter()
@@ -47,7 +47,7 @@ fn found(machine: &Machine) -> Vec<(Code, String)> {
 }
 
 #[test]
-fn what_is_where_it_should_be_gives_no_cause_for_complaint() {
+fn a_well_placed_adapter_has_no_warning() {
     assert_eq!(found(&machine()), []);
     // Nor does a device on no bus.
     assert_eq!(of_device(&machine().sources(), "rxe0", Some(RATE)), []);

@@ -16,7 +16,7 @@ use doorbell_collectives::tune::{Choice, Question, median};
 use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
 use serde::Serialize;
 
-use super::measure::{Buffers, Typed, everyone, typed};
+use super::measure::{Buffers, TypedJob, all_values, dispatch};
 use super::{CollArgs, traffic};
 use crate::failure::{Failure, one_line};
 use crate::report::{print_json, print_line};
@@ -26,11 +26,11 @@ const ROUNDS: usize = 5;
 /// Duration of a choice in a round, seconds.
 const SECONDS: f64 = 0.002;
 /// Waits until the buffers freed by the calibration are unmapped at both ends.
-const PAUSE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Largest relative error of a correct prediction.
-const RIGHT: f64 = 0.15;
+const MAX_ERROR: f64 = 0.15;
 /// A choice is good if it takes at most this fraction longer than the best.
-const AS_GOOD: f64 = 0.10;
+const GOOD_ENOUGH: f64 = 0.10;
 
 #[derive(Serialize)]
 struct Beside {
@@ -40,7 +40,8 @@ struct Beside {
     ranks: u32,
     results: Vec<Line>,
     /// Predictions within 15 %, and all.
-    right: usize,
+    #[serde(rename = "right")]
+    within_error: usize,
     predictions: usize,
     /// Sizes whose choice is within 10 % of the best measured one, and all.
     well_chosen: usize,
@@ -67,7 +68,7 @@ struct Line {
 
 impl Line {
     fn is_right(&self) -> bool {
-        (self.ratio - 1.0).abs() <= RIGHT
+        (self.ratio - 1.0).abs() <= MAX_ERROR
     }
 }
 
@@ -97,7 +98,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let mut results = Vec::new();
     for bytes in args.sizes() {
         let mut job = Job { args, comm, bytes };
-        let lines = typed(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let lines = dispatch(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
         if table {
             lines.iter().try_for_each(print)?;
         }
@@ -107,40 +108,40 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
         return Ok(());
     }
     let chosen = || results.iter().filter(|line| line.chosen);
-    let beside = Beside {
+    let check = Beside {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
         test: args.operation.name(),
         ranks: comm.size(),
-        right: results.iter().filter(|line| line.is_right()).count(),
+        within_error: results.iter().filter(|line| line.is_right()).count(),
         predictions: results.len(),
-        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + AS_GOOD).count(),
+        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + GOOD_ENOUGH).count(),
         sizes: chosen().count(),
         results,
     };
     if args.json {
-        return print_json(&beside);
+        return print_json(&check);
     }
     print_line(&format!(
         "# {} of {} predictions within {:.0} % (of what is chosen {} of {}); {} of {} choices within {:.0} % of the best",
-        beside.right,
-        beside.predictions,
-        RIGHT * 100.0,
-        beside
+        check.within_error,
+        check.predictions,
+        MAX_ERROR * 100.0,
+        check
             .results
             .iter()
             .filter(|line| line.chosen && line.is_right())
             .count(),
-        beside.sizes,
-        beside.well_chosen,
-        beside.sizes,
-        AS_GOOD * 100.0
+        check.sizes,
+        check.well_chosen,
+        check.sizes,
+        GOOD_ENOUGH * 100.0
     ))
 }
 
 fn print(line: &Line) -> Result<(), Failure> {
     let off = if line.is_right() { "" } else { " off" };
-    let worse = if line.chosen && line.by_best > 1.0 + AS_GOOD {
+    let worse = if line.chosen && line.by_best > 1.0 + GOOD_ENOUGH {
         " worse"
     } else {
         ""
@@ -168,14 +169,14 @@ struct Job<'a> {
 }
 
 /// A choice, and its rounds.
-struct Way {
+struct CandidateChoice {
     choice: Choice,
     iterations: u32,
     /// Predicted and measured, seconds.
     rounds: Vec<(f64, f64)>,
 }
 
-impl Typed for Job<'_> {
+impl TypedJob for Job<'_> {
     type Out = Result<Vec<Line>, CollectiveError>;
 
     fn with<T: Number>(&mut self) -> Self::Out {
@@ -197,10 +198,10 @@ impl Typed for Job<'_> {
             root,
             deterministic: false,
         };
-        let mut ways: Vec<_> = decision
+        let mut candidates: Vec<_> = decision
             .candidates
             .iter()
-            .map(|candidate| Way {
+            .map(|candidate| CandidateChoice {
                 choice: candidate.choice,
                 iterations: 1,
                 rounds: Vec::with_capacity(ROUNDS),
@@ -208,53 +209,55 @@ impl Typed for Job<'_> {
             .collect();
         let mut buffers = Buffers::<T>::apart(comm, &case)?;
         let op = Reduction::from(ReduceOp::Sum);
-        let mut time = |way: &Choice, iterations: u32| {
+        let mut time = |candidate: &Choice, iterations: u32| {
             // Warm-up, as the caches hold the data of other choices.
             for _ in 0..=iterations / 4 {
-                buffers.run(comm, &case, &op, Some(way))?;
+                buffers.run(comm, &case, &op, Some(candidate))?;
             }
             comm.barrier().wait()?;
             let began = Instant::now();
             for _ in 0..iterations {
-                buffers.run(comm, &case, &op, Some(way))?;
+                buffers.run(comm, &case, &op, Some(candidate))?;
             }
             let mine = began.elapsed().as_secs_f64() / f64::from(iterations);
-            Ok::<_, CollectiveError>(everyone(comm, mine)?.into_iter().fold(0.0, f64::max))
+            Ok::<_, CollectiveError>(all_values(comm, mine)?.into_iter().fold(0.0, f64::max))
         };
-        for way in &mut ways {
-            let trial = time(&way.choice, 3)?;
-            way.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
+        for candidate in &mut candidates {
+            let trial = time(&candidate.choice, 3)?;
+            candidate.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
         }
         for _ in 0..ROUNDS {
             comm.calibrate()?;
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
             let tuner = comm.tuner();
-            for way in &mut ways {
-                let measured = time(&way.choice, way.iterations)?;
+            for candidate in &mut candidates {
+                let measured = time(&candidate.choice, candidate.iterations)?;
                 // All candidates have a prediction.
-                let predicted = tuner.predict_ns(&question, &hosts, &order, &way.choice).unwrap_or(0.0);
-                way.rounds.push((predicted / 1e9, measured));
+                let predicted = tuner
+                    .predict_ns(&question, &hosts, &order, &candidate.choice)
+                    .unwrap_or(0.0);
+                candidate.rounds.push((predicted / 1e9, measured));
             }
         }
-        Ok(lines(bytes, &decision.choice, ways))
+        Ok(lines(bytes, &decision.choice, candidates))
     }
 }
 
-fn lines(bytes: u64, chosen: &Choice, ways: Vec<Way>) -> Vec<Line> {
-    let mut lines: Vec<_> = ways
+fn lines(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<Line> {
+    let mut lines: Vec<_> = candidates
         .into_iter()
-        .map(|way| {
-            let of = |what: fn(&(f64, f64)) -> f64| median(way.rounds.iter().map(what).collect());
+        .map(|candidate| {
+            let of = |what: fn(&(f64, f64)) -> f64| median(candidate.rounds.iter().map(what).collect());
             Line {
                 bytes,
-                algorithm: way.choice.algorithm.name(),
-                protocol: way.choice.protocol.name(),
-                channels: way.choice.channels,
-                slice_bytes: way.choice.slice_bytes,
+                algorithm: candidate.choice.algorithm.name(),
+                protocol: candidate.choice.protocol.name(),
+                channels: candidate.choice.channels,
+                slice_bytes: candidate.choice.slice_bytes,
                 predicted_us: of(|round| round.0) * 1e6,
                 measured_us: of(|round| round.1) * 1e6,
                 ratio: of(|round| round.0 / round.1),
-                chosen: way.choice == *chosen,
+                chosen: candidate.choice == *chosen,
                 by_best: 1.0,
             }
         })

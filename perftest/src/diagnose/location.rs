@@ -159,7 +159,7 @@ fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) ->
             ),
         ));
     }
-    let slowest = way(folder).filter_map(|at| Some((Link::of(sources, at, "current")?, at)));
+    let slowest = upstream(folder).filter_map(|at| Some((Link::of(sources, at, "current")?, at)));
     let slowest = slowest.min_by_key(|(link, _)| link.bits_per_s());
     if let (Some((link, at)), Some(rate)) = (slowest, bits_per_s)
         && link.bits_per_s() < rate
@@ -184,7 +184,7 @@ fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) ->
 
 /// The functions on the path to the one in this folder of sysfs, itself first, as folders:
 /// `…/0000:00:01.0/0000:01:00.0` is behind the bridge of its parent folder.
-fn way(folder: &str) -> impl Iterator<Item = &str> {
+fn upstream(folder: &str) -> impl Iterator<Item = &str> {
     let is_function = |folder: &&str| {
         let name = folder.rsplit('/').next().unwrap_or_default();
         name.len() >= 12
@@ -215,5 +215,5 @@ fn iommu(sources: &Sources, name: &str, folder: &str) -> Option<Warning> {
 }
 
 #[cfg(test)]
-#[path = "place_tests.rs"]
+#[path = "location_tests.rs"]
 mod tests;
