@@ -31,11 +31,11 @@ Examples:
   doorbell sweep bw write -o write.json     every size, as one result;  doorbell report write.json -o report.html
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
-  doorbell devices -v                       what is here
-  doorbell diagnose                         what would make its figures wrong, and what to do
+  doorbell devices -v                       devices, GIDs and limits
+  doorbell diagnose                         conditions that distort results, with advice
   doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
-  doorbell limits                           how far this machine itself could go, and how far the device does
+  doorbell limits                           the machine's own limits, and how close the device comes
   doorbell run -- ibv_devinfo               any libibverbs program, on the userspace device
 
 Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
@@ -114,7 +114,7 @@ impl Command {
 
 const RUN_NOTES: &str = "\
 Exit status: the command's own; 127 when there is no such command, 126 when it cannot be started, 125 when doorbell itself fails, 2 bad usage.
-Signals are passed on. Programs that are linked statically or change their user cannot be served.";
+Signals are forwarded. Programs that are linked statically or change their user cannot be served.";
 
 /// The arguments of `doorbell run`.
 #[derive(Args, Debug)]

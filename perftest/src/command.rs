@@ -302,7 +302,7 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     };
     let verified = if plan.verify { " | verified" } else { "" };
     let pace = match (plan.rate_per_s, plan.kind) {
-        (Some(rate), _) => format!(" | {rate} messages/s by a timetable"),
+        (Some(rate), _) => format!(" | {rate} messages/s in an open loop"),
         (None, Kind::Lat) => " | closed loop".to_owned(),
         (None, Kind::Bw) => String::new(),
     };
@@ -380,7 +380,7 @@ fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let device = open(args, Side::Single, Reach::Elsewhere)?;
     let listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
-        "doorbell: {} on {} waits for a peer on {}",
+        "doorbell: {} on {} waits for a client on {}",
         Plan::command(kind, args.operation.name()),
         device.context.name(),
         listener.address()
@@ -456,7 +456,7 @@ fn serve(
                 }
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
-            Err(failure) => eprintln!("doorbell: turned a peer away: {failure}"),
+            Err(failure) => eprintln!("doorbell: refused a client: {failure}"),
         }
     }
 }

@@ -157,9 +157,9 @@ fn nearest(gpus: &[NearGpu]) -> Option<String> {
 }
 
 fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entry {
-    let ask = |context: Context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr()));
-    let asked = context.and_then(|context| ask(context).map_err(|e: DeviceError| e.to_string()));
-    let (port, gids, attr) = match asked {
+    let query = |context: Context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr()));
+    let queried = context.and_then(|context| query(context).map_err(|e: DeviceError| e.to_string()));
+    let (port, gids, attr) = match queried {
         Ok(answers) => answers,
         Err(e) => {
             return Entry {

@@ -137,7 +137,7 @@ impl Document {
         }
         let test = text(&top, "test")?;
         let link = match (text(&top, "link"), test.as_str()) {
-            (Err(_), "limits") => return Err("it is of doorbell limits, which have no charts".into()),
+            (Err(_), "limits") => return Err("it is of doorbell limits, which has no charts".into()),
             (link, _) => link?,
         };
         if !["hardware", "kernel-soft", "soft-udp", "soft-local"].contains(&link.as_str()) {

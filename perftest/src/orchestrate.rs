@@ -183,7 +183,7 @@ pub(crate) fn adopt_until(stop: Interrupt) -> Result<String, Failure> {
 /// # Errors
 /// [`Failure::Test`] when the parent is gone.
 pub(crate) fn announce(announcement: &Announcement) -> Result<(), Failure> {
-    let gone = |e: io::Error| Failure::test(format!("cannot tell the parent process: {e}"));
+    let gone = |e: io::Error| Failure::test(format!("cannot write to the parent process: {e}"));
     let text = serde_json::to_string(announcement).map_err(|e| gone(e.into()))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(gone)

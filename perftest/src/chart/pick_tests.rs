@@ -87,7 +87,7 @@ fn many_series_are_spread_over_charts_and_none_is_lost() {
     assert_eq!(bandwidth[0].id, "bandwidth-1");
     assert!(
         bandwidth.iter().all(|chart| chart.y == bandwidth[0].y),
-        "charts that are looked at together have one scale"
+        "charts shown together have one scale"
     );
 }
 

@@ -198,13 +198,13 @@ pub(crate) const FLAGS: &[Flag] = &[
         .alias("report-histogrm")
         .differs("all of them: the C tool leaves the last three out. Its table misspells the name; both spellings are taken"),
     valued(Some('i'), "ib-port", "PORT", ToolSet::All, "use this port of the device (default 1)"),
-    valued(Some('I'), "inline_size", "BYTES", ToolSet::Carrying, "messages of up to so many bytes travel inline (at most 912)")
+    valued(Some('I'), "inline_size", "BYTES", ToolSet::Carrying, "messages of up to so many bytes are sent inline (at most 912)")
         .differs("honoured where the queue pair has room for it; the C tool turns it off for devices it does not know"),
     valued(Some('l'), "post_list", "COUNT", ToolSet::Bw, "post so many requests together"),
     valued(None, "recv_post_list", "COUNT", ToolSet::Bw, "post so many receives together"),
     valued(Some('L'), "hop_limit", "HOPS", ToolSet::All, "hop limit of packets, 0 to 255 (default 64)").differs(SOFT),
     valued(Some('m'), "mtu", "BYTES", ToolSet::All, "path MTU: 256, 512, 1024, 2048 or 4096 (default: the port's, or the peer's where that is less)")
-        .differs("anything else is refused; the C tool goes on with the port's"),
+        .differs("anything else is refused; the C tool continues with the port's"),
     valued(Some('M'), "MGID", "GID", ToolSet::Send, "the multicast group of -g").refused(MULTICAST),
     valued(Some('n'), "iters", "COUNT", ToolSet::All, "messages on each queue pair, at least 5 (default 1000, of ib_write_bw 5000)"),
     switch(Some('N'), "noPeak", ToolSet::Bw, "no peak bandwidth"),
@@ -216,16 +216,16 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(Some('R'), "rdma_cm", ToolSet::All, "let the connection manager connect the queue pairs")
         .differs("RC alone: with -c UD it is refused. The device is that of -d, or the default one: it must be the one that leads to the other end"),
     valued(Some('r'), "rx-depth", "COUNT", ToolSet::Send, "receives posted on each queue pair, or in the shared receive queue (default 512; of UD as many as -n)")
-        .differs("in ib_send_lat there are eight in any case, as no more than one message is on its way"),
+        .differs("in ib_send_lat there are eight in any case, as no more than one message is in flight"),
     valued(Some('s'), "size", "BYTES", ToolSet::NotAtomic, "message size (default 65536, of latency tests 2)")
-        .differs("K, M and G in either case multiply by powers of 1024, and what is no size is refused; the C tool knows K and M and takes any other tail for nothing, so that its 1G is one byte"),
+        .differs("K, M and G in either case multiply by powers of 1024, and anything else is refused; the C tool supports K and M and ignores any other suffix, so that its 1G is one byte"),
     valued(Some('S'), "sl", "LEVEL", ToolSet::All, "service level, 0 to 15 (default 0)"),
     valued(Some('t'), "tx-depth", "COUNT", ToolSet::Bw, "requests in flight on each queue pair (default 128)"),
     valued(Some('T'), "tos", "VALUE", ToolSet::All, "type of service of connections of the connection manager (only with -R)")
         .refused(SERVICE),
     valued(Some('u'), "qp-timeout", "CODE", ToolSet::All, "local ACK timeout: 4.096 us times 2 to this power (default 14)"),
     switch(Some('U'), "report-unsorted", ToolSet::Lat, "print every sample as they came (implies -H)"),
-    switch(Some('V'), "version", ToolSet::All, "print the version and exit").differs("exits 0 instead of 1; prints the version of the C tools that it speaks like, and its own"),
+    switch(Some('V'), "version", ToolSet::All, "print the version and exit").differs("exits 0 instead of 1; prints the version of the C tools that it is compatible with, and its own"),
     valued(Some('w'), "limit_bw", "VALUE", ToolSet::Bw, "fail when the average bandwidth is below this, in the unit that is printed")
         .differs("each size of -a is checked, not the last alone"),
     valued(Some('W'), "report-counters", "LIST", ToolSet::All, "print what counters of the port gained")
@@ -236,14 +236,14 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(Some('z'), "com_rdma_cm", ToolSet::All, "exchange addresses over a queue pair of the connection manager instead of TCP").alias("comm_rdma_cm"),
     switch(None, "out_json", ToolSet::All, "write a report as JSON").differs("it parses, and keeps every size of -a"),
     valued(None, "out_json_file", "FILE", ToolSet::All, "its name (default perftest_out.json in the working directory)")
-        .differs("asks for the report by itself; the C tool wants --out_json as well"),
+        .differs("implies --out_json; the C tool requires both"),
     switch(None, "cpu_util", ToolSet::All, "print the CPU use of this end (only with -D)")
         .differs("of this process, user and system time; the C tool's counts the idle time of the whole machine, and prints 0 with --run_infinitely. Without -D it is refused instead of left out"),
-    valued(None, "dlid", "LID", ToolSet::All, "destination LID instead of the one that the peer tells").refused("the peer's own LID is used"),
-    switch(None, "dont_xchg_versions", ToolSet::All, "tell the peer neither version nor MTU")
+    valued(None, "dlid", "LID", ToolSet::All, "destination LID instead of the peer's").refused("the peer's own LID is used"),
+    switch(None, "dont_xchg_versions", ToolSet::All, "exchange neither version nor MTU")
         .refused("the C tools end with an error with it too: the version decides what else is exchanged"),
     valued(None, "force-link", "TYPE", ToolSet::All, "IB or Ethernet")
-        .differs("the port is that or the test is refused; the C tool goes on as if it were"),
+        .differs("the test is refused on a port of another type; the C tool continues"),
     switch(None, "ipv6", ToolSet::All, "choose a GID of IPv6 instead of IPv4"),
     valued(None, "source_ip", "ADDRESS", ToolSet::All, "address that this end connects from or listens on").alias("bind_source_ip"),
     valued(None, "flow_label", "LABEL", ToolSet::All, "flow label of packets, 0 to 1048575 (default 0): adapters derive the UDP source port from it")
@@ -254,9 +254,9 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(None, "mmap-offset", "BYTES", ToolSet::All, "where in the file of --mmap").refused(MMAP),
     switch(None, "mr_per_qp", ToolSet::Bw, "a memory region for each queue pair"),
     switch(None, "odp", ToolSet::All, "let the device fetch pages on demand").refused("memory is registered before the clock starts, so that paging is in no figure"),
-    valued(None, "output", "FIGURE", ToolSet::All, "print one figure and nothing else: bandwidth or message_rate; of latency tests latency (the average)"),
+    valued(None, "output", "FIGURE", ToolSet::All, "print one value and nothing else: bandwidth or message_rate; of latency tests latency (the average)"),
     switch(None, "use_old_post_send", ToolSet::All, "post by ibv_post_send").differs("changes nothing: requests go that way anyway"),
-    switch(None, "perform_warm_up", ToolSet::All, "send a round before the clock starts")
+    switch(None, "perform_warm_up", ToolSet::All, "send a warm-up round before measuring")
         .differs("the end that READs, WRITEs or does atomics; of SENDs and in ib_write_lat it changes nothing, as the other end counts messages"),
     valued(None, "pkey_index", "INDEX", ToolSet::All, "index of the partition key (default 0)"),
     switch(None, "report-both", ToolSet::Bw, "with -b: print both directions by themselves as well")
@@ -271,12 +271,12 @@ pub(crate) const FLAGS: &[Flag] = &[
     switch(None, "use_hugepages", ToolSet::All, "messages lie in huge pages"),
     valued(None, "wait_destroy", "SECONDS", ToolSet::Bw, "wait so long at the end before anything is freed"),
     switch(None, "disable_pcie_relaxed", ToolSet::Bw, "register memory without PCIe relaxed ordering"),
-    valued(None, "burst_size", "COUNT", ToolSet::Bw, "messages that go together under --rate_limit"),
-    valued(None, "typical_pkt_size", "BYTES", ToolSet::Bw, "packet size of packet pacing").refused("packets are paced by software: --burst_size says how many go together"),
+    valued(None, "burst_size", "COUNT", ToolSet::Bw, "messages per burst of --rate_limit"),
+    valued(None, "typical_pkt_size", "BYTES", ToolSet::Bw, "packet size of packet pacing").refused("packets are paced by software: see --burst_size"),
     valued(None, "rate_limit", "RATE", ToolSet::Bw, "send no faster than this")
-        .differs("without --rate_limit_type it is paced by software; the C tool asks the adapter, which few can do"),
+        .differs("without --rate_limit_type it is paced by software; the C tool uses the adapter's rate limiter, which few have"),
     valued(None, "rate_units", "UNIT", ToolSet::Bw, "unit of --rate_limit: M (MiB/s), g (Gb/s, default) or p (messages/s)"),
-    valued(None, "rate_limit_type", "TYPE", ToolSet::Bw, "who paces: SW").differs("HW and PP are refused: adapters' own limiters are not set up here"),
+    valued(None, "rate_limit_type", "TYPE", ToolSet::Bw, "rate limiter: SW").differs("HW and PP are refused: adapters' own limiters are not set up here"),
     valued(None, "use_cuda", "GPU", ToolSet::All, "messages lie in memory of this GPU, by number").differs(GPU),
     valued(None, "use_cuda_bus_id", "ID", ToolSet::All, "the same, by PCI address").differs(GPU),
     switch(None, "use_cuda_dmabuf", ToolSet::All, "register memory of the GPU by dma-buf, or not at all").differs("the test ends where the device or the GPU cannot"),

@@ -1,6 +1,6 @@
 //! The output of the classic tools, to the column: pure functions from values to text.
 //!
-//! The column column_heads, widths and tabs are the C tools' interface, which scripts cut by position;
+//! The column heads, widths and tabs are the C tools' interface, which scripts cut by position;
 //! each function here gives the text of one part of a run. docs/CLASSIC.md lists where the C tools'
 //! numbers differ.
 
@@ -267,7 +267,7 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     text
 }
 
-/// The column column_heads.
+/// The column heads.
 pub(crate) fn column_heads(settings: &Settings) -> String {
     let output = &settings.output;
     let text = match settings.tool.kind {

@@ -122,7 +122,7 @@ impl<'a> Printer<'a> {
         self.print(layout::RULE)
     }
 
-    /// Prints the column column_heads. The passive end of READs and atomics prints none for latency.
+    /// Prints the column heads. The passive end of READs and atomics prints none for latency.
     ///
     /// # Errors
     /// As [`print_line`].
@@ -179,7 +179,7 @@ impl<'a> Printer<'a> {
         }
         if let Some(samples) = samples_ns {
             self.print(&layout::samples(output, samples, self.cycles_per_ns))?;
-            // The column column_heads are repeated, because thousands of lines may lie between.
+            // The column heads are repeated, because thousands of lines may lie between.
             self.print(&format!("{}\n{}", layout::RULE, layout::column_heads(self.settings)))?;
         }
         self.print(&layout::latencies(

@@ -17,12 +17,12 @@ Examples:
   doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 2   a table over sizes
   mpirun -n 8 doorbell coll alltoall --device mlx5_0   ranks of a launcher: mpirun, srun, torchrun
   doorbell coll allreduce --ranks 4 --gpu -b 8 -e 1G -f 8   on GPUs, a process each
-  doorbell coll allreduce --ranks 8 -b 1M --explain    why it is done how, and the plan
-  doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modelled fabric
-  doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   what is predicted here, beside what it takes
+  doorbell coll allreduce --ranks 8 -b 1M --explain    the choice of the algorithm, and the plan
+  doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modeled fabric
+  doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   predictions beside measurements
 
-Columns and formulas are nccl-tests': size is what was asked for, of which a part that does not divide by the ranks is left out; count the elements of the whole of \
-allreduce, broadcast, reduce and sendrecv, else of one rank's part; algbw is size by time; busbw is algbw by what a link has to carry of it: 2(p-1)/p for \
+Columns and formulas are nccl-tests': size is the requested one, rounded down to a multiple of the ranks; count the elements of the whole of \
+allreduce, broadcast, reduce and sendrecv, else of one rank's part; algbw is size / time; busbw is algbw times the share that a link carries: 2(p-1)/p for \
 allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl-tests' options there are -b -e -i -f -o -d -r -n -w and -c; the time is the \
 mean over the ranks, as with its -a 1.
 

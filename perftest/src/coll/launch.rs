@@ -87,8 +87,8 @@ impl RankProcess {
     /// Whether it has ended.
     fn poll(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.ended.is_none() {
-            let looked = self.child.try_wait();
-            self.ended = looked.map_err(|e| Failure::test(format!("cannot wait for rank {}: {e}", self.rank)))?;
+            let status = self.child.try_wait();
+            self.ended = status.map_err(|e| Failure::test(format!("cannot wait for rank {}: {e}", self.rank)))?;
         }
         Ok(self.ended)
     }

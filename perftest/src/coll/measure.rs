@@ -81,7 +81,7 @@ pub(super) fn print(
     outcome?;
     let wrong: u64 = report.results.iter().map(Row::wrong).sum();
     if wrong > 0 {
-        return Err(Failure::test(format!("{wrong} elements are not what they should be")));
+        return Err(Failure::test(format!("{wrong} elements are wrong")));
     }
     Ok(())
 }

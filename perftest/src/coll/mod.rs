@@ -61,7 +61,7 @@ fn check_options(args: &CollArgs) -> Result<(), Failure> {
     }
     if args.step_factor.is_none() && args.step_bytes == 0 {
         return Err(Failure::usage(
-            "-i 0 never comes to the largest size: give 1 at least, or a factor with -f",
+            "-i 0 never reaches the largest size: give 1 at least, or a factor with -f",
         ));
     }
     if args.deadline.is_zero() {

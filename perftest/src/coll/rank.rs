@@ -166,7 +166,7 @@ fn agree_on_link(devices: &[Device], group: &mut Group) -> Result<LinkKind, Fail
     let all: Option<Vec<ReachedBy>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
     let Some(all) = all else {
         return Err(Failure::test(
-            "another rank says what this release does not understand: run the same one everywhere",
+            "another rank sent a message of an unknown version: run the same one everywhere",
         ));
     };
     if mine.group.is_some() && all.iter().all(|one| one.group == mine.group) {

@@ -226,7 +226,7 @@ fn check_comparable(args: &CompareArgs, before: &Document, after: &Document) -> 
     ] {
         if a != b && !args.force {
             return Err(Failure::usage(format!(
-                "the {what} of {} is {a} and that of {} is {b}: these are not alike (--force compares them all the same)",
+                "the {what} of {} is {a} and that of {} is {b}: these are not alike (--force compares them anyway)",
                 before.file, after.file
             )));
         }

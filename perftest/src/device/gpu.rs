@@ -99,7 +99,7 @@ impl Gpu {
     /// Opens the GPU with this ordinal, and registers some of its memory to determine the path.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when known is no such GPU, or the environment forces an unknown path;
+    /// [`Failure::Usage`] when there is no such GPU, or the environment forces an unknown path;
     /// [`Failure::Test`] when no path works.
     pub(crate) fn open(number: usize, device: &doorbell_verbs::Context) -> Result<Gpu, Failure> {
         Gpu::choose(&format!("--gpu {number}"), &GpuSelector::Number(number), None, device)

@@ -68,7 +68,7 @@ pub(crate) enum Reach {
 /// here, else the first system device whose port is active, else `soft0`.
 ///
 /// # Errors
-/// [`Failure::Usage`] when known is no such device or options do not fit it; [`Failure::Test`] when
+/// [`Failure::Usage`] when there is no such device or options do not fit it; [`Failure::Test`] when
 /// it cannot be opened.
 pub(crate) fn open(
     connection: &ConnectionArgs,

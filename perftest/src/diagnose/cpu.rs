@@ -52,7 +52,7 @@ fn few(have: usize, want: usize) -> Option<Warning> {
     (have > 0 && have < want).then(|| {
         Warning::new(
             Code::FewCores,
-            format!("{want} threads spin on {have} cores and take turns: give the test {want} cores, or run the ends on two machines"),
+            format!("{want} threads busy-poll on {have} cores (oversubscribed): give the test {want} cores, or run the ends on two machines"),
         )
     })
 }
@@ -135,7 +135,7 @@ pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
         Warning::new(
             Code::CpuFrequency,
             format!(
-                "core {core}, which the test is on, runs at {} though it spins, its {what} is {}: set the governor (cpupower frequency-set -g performance), else look at cooling and power limits (turbostat)",
+                "core {core}, which the test is on, runs at {} under load, its {what} is {}: set the governor (cpupower frequency-set -g performance), else check cooling and power limits (turbostat)",
                 show_khz(now_khz),
                 show_khz(of_khz)
             ),

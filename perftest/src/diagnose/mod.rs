@@ -134,7 +134,7 @@ pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
         warnings.push(Warning::new(
             Code::FakedMachine,
             format!(
-                "what is said of this machine comes from {}, not from itself: unset DOORBELL_DIAGNOSE_ROOT",
+                "the diagnosis of this machine is read from {}, not from its own files: unset DOORBELL_DIAGNOSE_ROOT",
                 root.display()
             ),
         ));

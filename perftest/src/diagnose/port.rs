@@ -151,16 +151,16 @@ pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> V
     if let Some(state) = &port.inactive {
         warnings.push(Warning::new(
             Code::PortNotActive,
-            format!("port {PORT} of {device} is {state}: look at the cable, at ip link and, on InfiniBand, at the subnet manager (sminfo)"),
+            format!("port {PORT} of {device} is {state}: check the cable, ip link and, on InfiniBand, the subnet manager (sminfo)"),
         ));
     }
     warnings.extend(mtu(sources, port, wanted));
-    if let (Some(asked), Some((active, _))) = (wanted.mtu_bytes, port.mtus_bytes)
-        && asked < active
+    if let (Some(requested), Some((active, _))) = (wanted.mtu_bytes, port.mtus_bytes)
+        && requested < active
     {
         warnings.push(Warning::new(
             Code::PathMtu,
-            format!("the path MTU is {asked} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest"),
+            format!("the path MTU is {requested} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest"),
         ));
     }
     if port.is_ethernet {
@@ -233,10 +233,7 @@ fn gid(port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
             .map_or_else(|| "give its network interface an IP address".into(), instead);
         return Some(Warning::new(
             Code::GidRoceV1,
-            format!(
-                "GID {} of {device} ({gid}) is of the version that is not routed: {advice}",
-                gid.index
-            ),
+            format!("GID {} of {device} ({gid}) is not routable: {advice}", gid.index),
         ));
     }
     if gid.is_link_local()

@@ -91,7 +91,7 @@ fn gids_worse_than_others_are_noticed() {
         (
             0,
             Code::GidRoceV1,
-            "GID 0 of mlx5_0 (RoCE v1, fe80::1) is of the version that is not routed: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
+            "GID 0 of mlx5_0 (RoCE v1, fe80::1) is not routable: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
         ),
         (
             1,
@@ -101,7 +101,7 @@ fn gids_worse_than_others_are_noticed() {
         (
             2,
             Code::GidRoceV1,
-            "GID 2 of mlx5_0 (RoCE v1, 10.0.0.1) is of the version that is not routed: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
+            "GID 2 of mlx5_0 (RoCE v1, 10.0.0.1) is not routable: --gid-index 3 (-x 3) is RoCE v2, 10.0.0.1",
         ),
     ] {
         let wanted = PortUse {

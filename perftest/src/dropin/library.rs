@@ -24,7 +24,8 @@ pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {
     let folders = match env::var_os("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![PathBuf::from(folder)],
         None => {
-            let program = env::current_exe().map_err(|e| own(format!("cannot tell where this program is: {e}")))?;
+            let program =
+                env::current_exe().map_err(|e| own(format!("cannot determine where this program is: {e}")))?;
             let beside = program.parent().map(PathBuf::from).unwrap_or_default();
             let installed = beside.join("../lib/doorbell");
             vec![beside, installed]

@@ -28,9 +28,7 @@ pub(crate) fn why_not_usable(path: &Path) -> Option<&'static str> {
     let about = file.metadata().ok()?;
     const SET_USER: u32 = 0o4000;
     if about.mode() & SET_USER != 0 && about.uid() != Uid::current().as_raw() {
-        return Some(
-            "it runs as another user, so that the dynamic loader does not look for libraries where it is told to",
-        );
+        return Some("it runs as another user, so that the dynamic loader ignores LD_LIBRARY_PATH");
     }
     let mut header = [0; 64];
     (&file).read_exact(&mut header).ok()?;
@@ -73,7 +71,7 @@ fn why_elf_not_usable(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) 
         let musl = read(long(&entry, 8), &mut loader) && loader.windows(4).any(|four| four == b"musl");
         return musl.then_some("it is linked with musl, and the drop-in library with glibc");
     }
-    Some("it is linked statically, so that it looks for no library")
+    Some("it is linked statically, so that it loads no library")
 }
 
 #[cfg(test)]

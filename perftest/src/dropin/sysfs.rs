@@ -42,8 +42,8 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
     let library = Library::new(api());
     let mut warnings = Vec::new();
     let shown = configs.iter().map(|config| {
-        let asked = library.open(&config.name).and_then(ask);
-        let (active, bits_per_s, gids) = asked.unwrap_or_else(|error| {
+        let queried = library.open(&config.name).and_then(query_device);
+        let (active, bits_per_s, gids) = queried.unwrap_or_else(|error| {
             let why = last_open_error().unwrap_or_else(|| error.to_string());
             warnings.push(one_line(&why));
             (true, RATE, config.address.into_iter().map(Address::alone).collect())
@@ -68,7 +68,7 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
 const RATE: u64 = 40_000_000_000;
 const ROCE_V2: &str = "RoCE v2";
 
-fn ask(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
+fn query_device(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
     let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
     let gids = context.gids(PORT)?.iter().map(Address::of).collect();
     Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))

@@ -39,7 +39,7 @@ pub(super) const LIMITS: [Limit; 9] = [
     },
     limit(
         "shm_pingpong",
-        "half a round trip of two threads that spin on shared memory",
+        "half round trip of two threads that busy-poll shared memory",
         |duration| match limits::shm_pingpong(duration) {
             Ok(limit) => Ok(Measurement::Ns(limit.ns)),
             Err(error) => Err(reason(&error)),

@@ -14,7 +14,7 @@ use crate::report::LinkKind;
 
 /// The name of the CPU use of an idle device.
 pub(super) const IDLE: &str = "idle_cpu";
-pub(super) const IDLE_WHAT: &str = "processor time of a process whose device nobody uses";
+pub(super) const IDLE_WHAT: &str = "CPU time of a process with an idle device";
 /// A thousandth of a CPU: the resolution of the clock plus one poll of the port.
 pub(super) const IDLE_GOAL: Goal = Goal::RatioAtMost(0.001);
 
@@ -69,7 +69,7 @@ const fn write_bw(path: MessagePath, bytes: u64, against: &'static str) -> Devic
         ),
         MessagePath::Private => (
             "soft_local_write_bw_foreign",
-            "WRITE between processes, memory of their own",
+            "WRITE between processes, private memory",
             Goal::RatioAtLeast(0.9),
         ),
     };
@@ -95,7 +95,7 @@ pub(super) const DEVICE_TESTS: [DeviceTest; 10] = [
     write_bw(MessagePath::Udp, 1 << 20, "udp_gso"),
     DeviceTest {
         name: "soft_local_write_lat",
-        what: "half a round trip of WRITEs between processes, shared memory",
+        what: "half round trip of WRITEs between processes, shared memory",
         bytes: 2,
         against: "shm_pingpong",
         goal: Goal::AtMost(500.0),
@@ -104,7 +104,7 @@ pub(super) const DEVICE_TESTS: [DeviceTest; 10] = [
     },
     DeviceTest {
         name: "soft_local_write_lat_foreign",
-        what: "half a round trip of WRITEs between processes, memory of their own",
+        what: "half round trip of WRITEs between processes, private memory",
         bytes: 2,
         against: "shm_pingpong",
         goal: Goal::AtMost(2500.0),
@@ -199,7 +199,7 @@ impl DeviceTest {
 /// The CPU use of an idle device over `period`.
 pub(super) fn idle(period: Duration) -> Result<Measurement, String> {
     let devices = DeviceConfig::from_env().map_err(|e| e.to_string())?;
-    let config = devices.first().ok_or("the environment asks for no device")?;
+    let config = devices.first().ok_or("the environment configures no device")?;
     match limits::idle(config, period) {
         Ok(idle) => Ok(Measurement::Ns(idle.used.as_nanos() as f64)),
         Err(error) => Err(reason(&error)),

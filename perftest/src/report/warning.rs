@@ -108,7 +108,7 @@ impl From<&Warning> for ReportedWarning {
 
 /// Defines [`Code`] with the table of each code: name, what is checked, when it warns, advice.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $name:literal, $looks:literal, $shown:literal, $todo:literal;)*) => {
+    ($($(#[$doc:meta])* $code:ident = $name:literal, $checks:literal, $shown:literal, $todo:literal;)*) => {
         /// The code of a warning. The names are part of the JSON, and stable.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub(crate) enum Code {
@@ -125,7 +125,7 @@ macro_rules! codes {
 
             /// What is checked, when it warns, and the advice.
             pub(crate) fn explanation(self) -> [&'static str; 3] {
-                match self { $(Code::$code => [$looks, $shown, $todo],)* }
+                match self { $(Code::$code => [$checks, $shown, $todo],)* }
             }
         }
     };
@@ -145,7 +145,7 @@ codes! {
     /// More threads busy-poll than there are cores.
     FewCores = "few-cores",
         "the cores that the process may use",
-        "fewer than threads that spin in the test on this machine",
+        "fewer than the busy-polling threads of the test on this machine",
         "more cores (`taskset`, the container's limit), or the ends on two machines";
     /// The CPU does not always run at full speed.
     CpuGovernor = "cpu-governor",
@@ -159,7 +159,7 @@ codes! {
         "`cpupower frequency-set -u` with the frequency it names";
     /// The CPU runs slowly now.
     CpuFrequency = "cpu-frequency",
-        "`scaling_cur_freq` of the core that the test is on, after 20 ms of spinning, against `base_frequency`, or where there is none `cpuinfo_max_freq`",
+        "`scaling_cur_freq` of the core that the test is on, after 20 ms of busy-polling, against `base_frequency`, or where there is none `cpuinfo_max_freq`",
         "below 95 % of the base, or 67 % of the maximum",
         "the governor; cooling and power limits (`turbostat`, the BMC)";
     /// The load exceeds the cores.
@@ -170,7 +170,7 @@ codes! {
     /// The test's core is interrupted.
     Jitter = "jitter",
         "gaps of more than 10 µs in 20 ms of reading the clock before the test",
-        "they come to over 1 % of that time, or one is over 1 ms",
+        "they exceed 1 % of that time in total, or one is over 1 ms",
         "idle cores for the test (`isolcpus=`, `nohz_full=`, interrupts moved away); a hypervisor that does not share them";
     /// The device is not hardware.
     NotHardware = "not-hardware",
@@ -194,7 +194,7 @@ codes! {
         "`ip link set dev DEV mtu 4200` on both hosts, and on the switches; on InfiniBand the partition's MTU at the subnet manager";
     /// The test uses less than the MTU in force.
     PathMtu = "path-mtu",
-        "the path MTU that was asked for",
+        "the requested path MTU",
         "it is below the port's",
         "leave `--mtu` (`-m`) out";
     /// A RoCE v1 GID.
@@ -286,10 +286,10 @@ codes! {
 
 /// The table of docs/DIAGNOSIS.md.
 pub(crate) fn table() -> String {
-    let mut lines = vec!["| code | looked at | warns when | what to do |\n|---|---|---|---|".to_owned()];
+    let mut lines = vec!["| code | checked | warns when | what to do |\n|---|---|---|---|".to_owned()];
     lines.extend(Code::ALL.iter().map(|code| {
-        let [looks, shown, what] = code.explanation();
-        format!("| `{}` | {looks} | {shown} | {what} |", code.name())
+        let [checks, shown, what] = code.explanation();
+        format!("| `{}` | {checks} | {shown} | {what} |", code.name())
     }));
     lines.join("\n")
 }

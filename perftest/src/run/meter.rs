@@ -99,7 +99,7 @@ impl<'a, 'm> LatencyMeter<'a, 'm> {
 }
 
 impl Drop for LatencyMeter<'_, '_> {
-    /// CPU time is atomic_count to the end of the test, however it ends.
+    /// CPU time is counted to the end of the test, however it ends.
     fn drop(&mut self) {
         self.meter.cpu.stop();
     }
@@ -155,7 +155,7 @@ mod tests {
             figures: &mut latency,
         };
         let mut latency_meter = LatencyMeter::new(&mut meter, Some(1e6));
-        // The warm-up is neither paced nor atomic_count.
+        // The warm-up is neither paced nor counted.
         assert!(latency_meter.is_due());
         time.set(5_000);
         latency_meter.end();

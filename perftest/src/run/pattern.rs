@@ -14,9 +14,9 @@ pub(crate) struct Pattern {
 pub(crate) struct Mismatch {
     /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Queue pair, atomic_count from 0.
+    /// Queue pair, counted from 0.
     pub(crate) qp_index: usize,
-    /// Message, atomic_count from 0 on its queue pair, warm-up included.
+    /// Message, counted from 0 on its queue pair, warm-up included.
     pub(crate) iteration: u64,
     /// Offset of the first wrong byte.
     pub(crate) offset: u64,

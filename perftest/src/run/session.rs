@@ -14,7 +14,7 @@ use crate::plan::{Kind, Plan, Verb};
 use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 
-/// What a session requirements besides the plan.
+/// What a session needs besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionContext<'a> {
     /// The control connection.
@@ -217,7 +217,7 @@ fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(),
     let checked_by_server = test.plan.verify && matches!(test.plan.verb, Verb::Write | Verb::Send);
     if checked_by_server && outcome.checked != sent.iter().sum::<u64>() {
         return Err(Failure::test(format!(
-            "not verified: size {} B: the peer {} has looked at {} messages of {sent:?}",
+            "not verified: size {} B: the peer {} has checked {} messages of {sent:?}",
             test.bytes,
             test.control.peer(),
             outcome.checked

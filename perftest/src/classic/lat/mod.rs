@@ -237,7 +237,7 @@ impl LatTest<'_, '_> {
         Ok(())
     }
 
-    /// Barrier after the last size, without a deadline, then peer_closes the control connection.
+    /// Barrier after the last size, without a deadline, then closes the control connection.
     fn finish(mut self) -> Result<(), Failure> {
         self.control.barrier_after_test(&self.qp_info)?;
         std::thread::sleep(self.settings.wait_destroy);

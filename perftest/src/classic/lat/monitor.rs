@@ -2,8 +2,8 @@
 //! peer.
 //!
 //! None of the C tools reports on the control connection that it has finished a latency test; some
-//! close it at once. So a connection that peer_closes while messages still arrive is no failure; one
-//! that peer_closes while nothing arrives is.
+//! close it at once. So a connection that closes while messages still arrive is no failure; one
+//! that closes while nothing arrives is.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -119,7 +119,7 @@ impl<'a> LoopMonitor<'a> {
         Ok(LoopState::Continue)
     }
 
-    /// Whether the peer peer_closes the connection, at once or after printing its results.
+    /// Whether the peer closes the connection, at once or after printing its results.
     #[cold]
     pub(super) fn peer_closes(&self) -> bool {
         let until = self.clock.now().saturating_add(GRACE_NS);
@@ -134,7 +134,7 @@ impl<'a> LoopMonitor<'a> {
         }
     }
 
-    /// Whether the time was nearly up and the peer peer_closes the connection: it has ended first.
+    /// Whether the time was nearly up and the peer closes the connection: it has ended first.
     #[cold]
     pub(super) fn peer_ended_first(&self) -> bool {
         self.end_ns < u64::MAX && self.clock.now().saturating_add(GRACE_NS) >= self.end_ns && self.peer_closes()
@@ -165,7 +165,7 @@ impl<'a> LoopMonitor<'a> {
         let seconds = self.longest.as_secs();
         if self.lossy {
             Failure::test(format!(
-                "peer {}: no message has come for {seconds} s: one was lost, which this transport does not repair (-c)",
+                "peer {}: no message has arrived for {seconds} s: one was lost, and this transport does not retransmit (-c)",
                 self.address
             ))
         } else {

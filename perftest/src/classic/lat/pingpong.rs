@@ -48,7 +48,7 @@ pub(super) trait PingPong {
 pub(super) enum Role {
     /// Sends first.
     Initiator,
-    /// Responder each message.
+    /// Answers each message.
     Responder,
 }
 

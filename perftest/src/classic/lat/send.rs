@@ -131,7 +131,7 @@ impl<T: TestTransport> SendPingPong<T> {
             let (came, belong) = (u64::from(len).saturating_sub(T::HEADER), self.messages.bytes as u64);
             if came != belong {
                 return Err(Failure::test(format!(
-                    "{test_qp} sent {came} bytes where {belong} belong: do both ends have the same options (-s, -a)?"
+                    "{test_qp} sent {came} bytes instead of {belong}: do both ends have the same options (-s, -a)?"
                 )));
             }
             self.arrived += 1;

@@ -100,7 +100,7 @@ pub(super) fn buffers<T: TestTransport>(
     // Each starts at a cache line, so that no two share one.
     let apart = bytes.checked_next_multiple_of(test_end.parameters.cache_line.into());
     let count = if bytes > LARGE_MESSAGE { LARGE_BUFFERS } else { BUFFERS };
-    let too_long = || Failure::test(format!("{bytes} B are more than there can be"));
+    let too_long = || Failure::test(format!("{bytes} B exceed the address space"));
     let apart = apart
         .and_then(|apart| usize::try_from(apart).ok())
         .ok_or_else(too_long)?;

@@ -8,7 +8,7 @@ use super::{Target, refused};
 use crate::failure::Failure;
 
 /// How messages of one size cycle through a buffer: each starts at a cache line behind the previous
-/// one until the page is full, then again at the start. Messages longer than pending a page all use
+/// one until the page is full, then again at the start. Messages longer than half a page all use
 /// the same place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cycle {
@@ -129,10 +129,10 @@ pub(super) fn piece(len: u64, count: usize) -> Result<(usize, usize), Failure> {
     let piece = usize::try_from(len)
         .ok()
         .and_then(|len| len.max(1).checked_next_multiple_of(PAGE))
-        .ok_or_else(|| Failure::test(format!("{len} B are more than there can be")))?;
+        .ok_or_else(|| Failure::test(format!("{len} B exceed the address space")))?;
     let whole = piece
         .checked_mul(count)
-        .ok_or_else(|| Failure::test(format!("{count} times {piece} B are more than there can be")))?;
+        .ok_or_else(|| Failure::test(format!("{count} times {piece} B exceed the address space")))?;
     Ok((piece, whole))
 }
 
@@ -188,7 +188,7 @@ fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
 fn lengths(cycle: &Cycle) -> Result<(usize, usize), Failure> {
     match (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) {
         (Ok(len), Ok(stride)) => Ok((len, stride)),
-        _ => Err(Failure::test(format!("{} B are more than there can be", cycle.bytes))),
+        _ => Err(Failure::test(format!("{} B exceed the address space", cycle.bytes))),
     }
 }
 

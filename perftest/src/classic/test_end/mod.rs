@@ -350,7 +350,7 @@ impl<'a> EndBuilder<'a> {
             return match settings.tool.verb {
                 Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWrite),
                 Verb::Read => gpu::pieces(settings, gpu, self.pd, len, RemoteRead, Target::GpuRead),
-                Verb::Atomic | Verb::Send => Err(Failure::usage("atomics are not done in a GPU's memory here")),
+                Verb::Atomic | Verb::Send => Err(Failure::usage("atomics in a GPU's memory are not supported")),
             };
         }
         match settings.tool.verb {

@@ -1,4 +1,4 @@
-//! Connect by the connection manager (rdma_cm): one queue pair for the control connection, and
+//! Connecting by the connection manager (rdma_cm): one queue pair for the control connection, and
 //! with `-R` one more for each queue pair of the test, on the same port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

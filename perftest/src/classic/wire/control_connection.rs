@@ -131,9 +131,9 @@ impl ControlConnection {
             .map_err(|reason| Failure::test(format!("peer {}: {}", self.peer, one_line(&reason))))?;
         let page = self.exchange(ours.page.to_be_bytes(), "its page size")?;
         let page =
-            parse_power(page, LARGEST_PAGE, Malformed("its page size is none")).map_err(|e| self.malformed(e))?;
+            parse_power(page, LARGEST_PAGE, Malformed("its page size is invalid")).map_err(|e| self.malformed(e))?;
         let channel = self.exchange(ours.cache_line.to_be_bytes(), "its cache line")?;
-        let cache_line = parse_power(channel, LARGEST_CACHE_LINE, Malformed("its cache line is none"))
+        let cache_line = parse_power(channel, LARGEST_CACHE_LINE, Malformed("its cache line is invalid"))
             .map_err(|e| self.malformed(e))?;
         let mtu: [u8; MTU] = self.exchange(format_mtu(ours.mtu), "its MTU")?;
         let mtu = parse_mtu(mtu).map_err(|e| self.malformed(e))?;
@@ -279,7 +279,7 @@ impl ControlConnection {
             ControlTransport::QueuePair(channel) => channel
                 .get_mut()
                 .send(bytes, REPLY_TIMEOUT, &self.interrupt)
-                .map_err(|error| self.channel_error(error, "it does not take what it is sent")),
+                .map_err(|error| self.channel_error(error, "it does not read what it is sent")),
         }
     }
 
@@ -359,7 +359,7 @@ impl Drop for ControlConnection {
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => CLOSED_REASON.to_owned(),
-        ErrorKind::WouldBlock => "it does not take what it is sent".to_owned(),
+        ErrorKind::WouldBlock => "it does not read what it is sent".to_owned(),
         _ => one_line(&error.to_string()),
     }
 }

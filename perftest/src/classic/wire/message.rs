@@ -43,10 +43,10 @@ pub(super) fn check_version(bytes: &[u8; VERSION]) -> Result<(), String> {
         Some((number(major)?, number(minor)?, text))
     });
     match version {
-        None => Err("it is no perftest: it does not say its version".to_owned()),
+        None => Err("it is no perftest: it sends no version".to_owned()),
         Some((major, minor, _)) if (OLDEST..(MAJOR + 1, 0)).contains(&(major, minor)) => Ok(()),
         Some((_, _, text)) => Err(format!(
-            "it is perftest of version {}: this end speaks as {OURS} does, with versions from {}.{} to before {}",
+            "it is perftest of version {}: this end implements {OURS}, compatible with versions from {}.{} to before {}",
             text,
             OLDEST.0,
             OLDEST.1,
@@ -108,7 +108,7 @@ pub(super) fn parse_mtu(bytes: [u8; MTU]) -> Result<Mtu, Malformed> {
         [digit @ b'1'..=b'5', 0 | b' '] => Mtu::from_bytes(128 << (digit - b'0')),
         _ => None,
     }
-    .ok_or(Malformed("its MTU is none"))
+    .ok_or(Malformed("its MTU is invalid"))
 }
 
 /// The report of a bandwidth test at one end; each field is a message of its own.

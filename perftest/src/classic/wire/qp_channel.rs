@@ -141,7 +141,7 @@ impl QpChannel {
             Ok(())
         } else {
             Err(ChannelError::Lost(format!(
-                "it sent {len} B where {} belong: is it the same tool with the same options?",
+                "it sent {len} B instead of {}: is it the same tool with the same options?",
                 into.len()
             )))
         }

@@ -143,7 +143,8 @@ impl QpInfo {
         let gid = if has_gid {
             let mut gid = [0; 16];
             for byte in &mut gid {
-                *byte = u8::try_from(fields.next()?).map_err(|_| Malformed("the GID in its QP information is none"))?;
+                *byte =
+                    u8::try_from(fields.next()?).map_err(|_| Malformed("the GID in its QP information is invalid"))?;
             }
             Some(Gid(gid))
         } else {

@@ -1,4 +1,4 @@
-//! The client of `bw atomic`: every queue pair increments a word of its memory, by fetch-and-add of
+//! The client of `bw atomic`: every queue pair increments a word of its own, by fetch-and-add of
 //! one or by compare-and-swap. Atomics on one queue pair are executed in order, so the returned
 //! values must be 0, 1, 2, …: `--verify` checks that.
 

@@ -2,7 +2,7 @@
 //!
 //! Each iteration posts a list to every queue pair that has room for a whole one, with one doorbell
 //! (doorbell batching), then polls completions. It never allocates, formats or makes a system call
-//! of its memory; the clock is read when the timeline wants a record, and in timed tests once per
+//! of its own; the clock is read when the timeline wants a record, and in timed tests once per
 //! iteration that finds completions.
 //!
 //! Selective signaling: one request in [`PostParams::signal_every`] is signaled. The interval is

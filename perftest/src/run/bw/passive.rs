@@ -100,7 +100,7 @@ impl PassiveMemory {
 
     fn of_gpu(test: &Test<'_>, pd: &ProtectionDomain, gpu: &Gpu, qp_index: usize) -> Result<Self, Failure> {
         let len = test.len();
-        let none = || Failure::test("a GPU's memory was registered as nothing");
+        let none = || Failure::test("the registration of GPU memory returned no buffer");
         if test.plan.verb != Verb::Read {
             let (_, mut memory) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, RemoteWrite)?;
             return memory.pop().map(PassiveMemory::GpuTarget).ok_or_else(none);

@@ -1,4 +1,4 @@
-//! The client of `bw read`: each READ has its memory buffer. With `--verify` the peer's slots hold a
+//! The client of `bw read`: each READ has its own buffer. With `--verify` the peer's slots hold a
 //! pattern, and each buffer is filled with its inverse before, so that a byte that never arrived is
 //! found.
 

@@ -125,7 +125,7 @@ pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Res
             idle = false;
             if u64::from(len) != test.bytes {
                 return Err(Failure::test(format!(
-                    "{} sent {len} bytes where {} belong",
+                    "{} sent {len} bytes instead of {}",
                     test_qp.peer, test.bytes
                 )));
             }

@@ -52,7 +52,7 @@ impl QpMemory for VerifiedSlots {
                 spoil(slot.into(), &mut message);
                 messages.write(slot as usize, &message)?;
             }
-            let none = || Failure::test("a GPU's memory was registered as nothing");
+            let none = || Failure::test("the registration of GPU memory returned no buffer");
             SlotMemory::Gpu(Box::new(messages), memory.pop().ok_or_else(none)?)
         } else {
             let mut memory = test.memory(len * slots as usize)?;

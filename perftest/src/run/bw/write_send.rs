@@ -2,7 +2,7 @@
 //!
 //! Without `--verify` every message has the same source buffer, with one handle per message in
 //! flight, and a write always has the same target; a message is done when it is acknowledged. With
-//! `--verify` every message has its memory payload, and a write its memory slot at the peer until the
+//! `--verify` every message has its own payload, and a write its own slot at the peer until the
 //! peer has checked it; a message is done when the peer has advertised it.
 //!
 //! The peer advertises credits in a counter, a word of this end's memory that it writes: messages
@@ -123,7 +123,7 @@ impl BwRequester for WriteSendRequester {
         self.slots = peer.slots.into();
         if self.slots == 0 {
             return Err(Failure::test(format!(
-                "{peer} has no room for a message: are both ends the same doorbell?"
+                "{peer} has no slot for a message: are both ends the same doorbell?"
             )));
         }
         if test.plan.verb == Verb::Write {

@@ -469,7 +469,7 @@ impl<'a> PingPong<'a> {
             };
             if u64::from(len) != memory.bytes {
                 return Err(Failure::test(format!(
-                    "{peer} sent {len} bytes where {} belong",
+                    "{peer} sent {len} bytes instead of {}",
                     memory.bytes
                 )));
             }
