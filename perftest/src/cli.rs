@@ -336,6 +336,7 @@ impl LatArgs {
 
 /// The arguments of both tests.
 #[derive(Args, Debug)]
+// fields: one per command line option
 pub(crate) struct TestArgs {
     /// The operation to measure
     #[arg(value_enum)]
@@ -441,7 +442,8 @@ pub(crate) struct TestArgs {
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectionArgs {
-    /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the first active one]
+    /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the
+    /// first active one]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// TCP port of the control connection

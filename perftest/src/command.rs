@@ -71,9 +71,6 @@ fn both(plan: &Plan, args: &TestArgs) -> Result<FinishedTest, Failure> {
 
 /// Starts the server's process, which serves one test, or one after another as long as this process
 /// keeps it.
-///
-/// # Errors
-/// As [`Server::start`].
 pub(crate) fn start_server(
     kind: Kind,
     args: &TestArgs,
@@ -90,9 +87,6 @@ pub(crate) fn start_server(
 }
 
 /// Opens the devices of the command line, for this process's end.
-///
-/// # Errors
-/// As [`device::open`].
 pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
     let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
     if let Some(MemoryPlace::Gpu(number)) = args.gpu.first() {

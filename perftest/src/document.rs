@@ -79,7 +79,6 @@ pub(crate) struct Limit {
 pub(crate) struct Row {
     /// Its index in the file.
     pub(crate) index: usize,
-    /// Message size.
     pub(crate) bytes: u64,
     fields: Map<String, Value>,
 }

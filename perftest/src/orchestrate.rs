@@ -151,9 +151,6 @@ pub(crate) fn adopt() -> Result<String, Failure> {
 }
 
 /// As [`adopt`], for a child that its parent may request to stop, by writing to stdin.
-///
-/// # Errors
-/// As [`adopt`].
 pub(crate) fn adopt_until(stop: Interrupt) -> Result<String, Failure> {
     let orphan = || Failure::usage("--child is for doorbell itself: use --server");
     let mut line = String::new();

@@ -33,9 +33,6 @@ enum Destination {
 impl Output {
     /// Creates the temporary file: before the measurement, so that a missing folder is reported at
     /// once.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file.
     pub(crate) fn begin(path: &Path) -> Result<Output, Failure> {
         match destination(path) {
             Ok(destination) => Ok(Output {
@@ -47,17 +44,11 @@ impl Output {
     }
 
     /// Writes it and renames it.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file; its previous content is kept.
     pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
         finish(self.destination, bytes).map_err(|e| cannot(&self.path, &e))
     }
 
     /// Creates and writes a file.
-    ///
-    /// # Errors
-    /// As [`begin`](Output::begin) and [`finish`](Output::finish).
     pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         Output::begin(path)?.finish(bytes)
     }

@@ -55,7 +55,6 @@ pub(crate) enum Verb {
     Write,
     /// RDMA READ.
     Read,
-    /// SEND.
     Send,
     /// An 8-byte atomic.
     Atomic(AtomicOperation),
@@ -88,6 +87,7 @@ pub(crate) enum TestLength {
 /// The parameters of a test.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+// fields: the keys of the plan message, one per option
 pub(crate) struct Plan {
     pub(crate) kind: Kind,
     pub(crate) verb: Verb,
@@ -97,7 +97,6 @@ pub(crate) struct Plan {
     pub(crate) extent: TestLength,
     /// Warm-up messages per queue pair; `None` for the default of [`Plan::warmup`].
     pub(crate) warmup: Option<u64>,
-    /// Queue pairs.
     pub(crate) qps: u32,
     /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
@@ -123,9 +122,7 @@ pub(crate) struct Plan {
     /// Whether every byte is checked.
     pub(crate) verify: bool,
     pub(crate) seed: u64,
-    /// Local ACK timeout code.
     pub(crate) timeout: u8,
-    /// Retry count.
     pub(crate) retry: u8,
     /// Rate limit of an open loop, in messages per second over all queue pairs; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,9 +4,6 @@ use std::time::Duration;
 
 /// Parses a number of bytes: digits, then nothing, `K`, `M` or `G` (powers of 1024, either case, an
 /// optional `iB` or `B` after them).
-///
-/// # Errors
-/// The expected notation, when the text is not a size or the size does not fit in 64 bits.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
@@ -26,17 +23,11 @@ fn expected_bytes(text: &str) -> String {
 }
 
 /// Parses a number of bytes that fits in 32 bits, as [`parse_bytes`] does.
-///
-/// # Errors
-/// As [`parse_bytes`], and when the size is 4 GiB or more.
 pub(crate) fn parse_bytes_u32(text: &str) -> Result<u32, String> {
     u32::try_from(parse_bytes(text)?).map_err(|_| format!("'{text}' is too much: the limit is below 4G"))
 }
 
 /// Parses a duration: a decimal number and `ns`, `us`, `ms` or `s`.
-///
-/// # Errors
-/// The expected notation.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -56,9 +47,6 @@ fn expected_duration(text: &str) -> String {
 }
 
 /// Parses a positive number of seconds, whole or decimal.
-///
-/// # Errors
-/// The expected notation, when the text is not a number of seconds between a millisecond and a day.
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.strip_suffix('s').unwrap_or(text).parse::<f64>() {
         Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(seconds),
@@ -69,9 +57,6 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a rate per second: a decimal number, then nothing, `k`, `M` or `G` (powers of 1000).
-///
-/// # Errors
-/// The expected notation.
 pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     let (number, unit) = match text.strip_suffix(['k', 'K', 'M', 'G']) {
         Some(number) => (number, text[number.len()..].to_ascii_lowercase()),
@@ -96,9 +81,6 @@ pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
 /// Parses a bandwidth into bytes per second: a decimal number and `kb`, `Mb`, `Gb`, `Tb` (bits,
 /// powers of 1000), `kB`, `MB`, `GB`, `TB` (bytes, powers of 1000) or `KiB`, `MiB`, `GiB`, `TiB`
 /// (bytes, powers of 1024), with or without `/s`.
-///
-/// # Errors
-/// The expected notation, when the text is not a bandwidth or is ambiguous: `10G`, `10gb`.
 pub(crate) fn parse_bandwidth(text: &str) -> Result<f64, String> {
     let bare = text.strip_suffix("/s").unwrap_or(text);
     let split = bare
@@ -133,9 +115,6 @@ fn expected_bandwidth(text: &str) -> String {
 }
 
 /// Parses a fraction between 0 and 1.
-///
-/// # Errors
-/// The expected notation.
 pub(crate) fn parse_fraction(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(fraction) if (0.0..=1.0).contains(&fraction) => Ok(fraction),

@@ -147,7 +147,7 @@ impl FakePeer {
             address: Some(FAKE_PEER.parse::<IpAddr>().expect("an address")),
             ..DeviceConfig::new("soft0")
         };
-        configure(vec![device]).expect("nobody has used it before");
+        configure(vec![device]).expect("it is not in use");
         FakePeer {
             context: Library::new(api()).open("soft0").expect("it opens"),
             manager: ConnectionManager::new(&doorbell_softroce_rdmacm::API, api()),

@@ -72,8 +72,8 @@ fn every_operation_is_correct_and_has_the_documented_keys() {
 
 #[test]
 fn the_requested_algorithm_is_used() {
-    let asked = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
-    let report = json_of(coll(asked));
+    let line = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
+    let report = json_of(coll(line));
     right(&report, 1);
     let row = &report["results"][0];
     let done = ["op", "dtype", "algorithm", "protocol"].map(|key| row[key].as_str());

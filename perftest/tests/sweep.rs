@@ -56,7 +56,7 @@ fn stderr(output: &Output) -> String {
 fn fails(folder: &Path, line: &str, status: i32, says: &str) {
     let output = run(folder, line);
     let complaints = stderr(&output);
-    assert_eq!(output.status.code(), Some(status), "{line}: {output}");
+    assert_eq!(output.status.code(), Some(status), "{line}: {complaints}");
     assert!(complaints.contains(says), "{line}: {complaints}");
     assert_eq!(complaints.lines().count(), 1, "{line}: {complaints}");
 }
@@ -239,7 +239,7 @@ fn one_server_serves_sweep_after_sweep() {
         "{}",
         stderr(&output)
     );
-    assert!(server.0.try_wait().expect("it can be asked").is_none());
+    assert!(server.0.try_wait().expect("it can be polled").is_none());
     kill(
         Pid::from_raw(i32::try_from(server.0.id()).expect("an id")),
         Signal::SIGINT,

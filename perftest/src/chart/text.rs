@@ -36,7 +36,6 @@ pub(super) fn width(text: &str) -> f64 {
 pub(crate) enum Unit {
     /// A size, in powers of 1024.
     Bytes,
-    /// A count.
     Count,
     BytesPerS,
     /// Messages per second.

@@ -42,7 +42,6 @@ pub(crate) struct Address {
     pub(crate) psn: u32,
     /// Outstanding READs or atomics that the end serves.
     pub(crate) outstanding: u32,
-    /// rkey of its memory.
     pub(crate) rkey: u32,
     /// Address of its memory.
     pub(crate) vaddr: u64,
@@ -60,7 +59,6 @@ pub(crate) enum Side {
 /// A row of bandwidth.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Rates {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Messages, over all queue pairs.
     pub(crate) iterations: u64,
@@ -75,13 +73,11 @@ pub(crate) struct Rates {
 /// A row of latency, per message: half round trips in a ping-pong.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Latencies {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Samples.
     pub(crate) iterations: u64,
     pub(crate) min_ns: f64,
     pub(crate) max_ns: f64,
-    /// Median, ns.
     pub(crate) p50_ns: f64,
     pub(crate) avg_ns: f64,
     /// Standard deviation, ns.

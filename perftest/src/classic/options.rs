@@ -28,16 +28,14 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// What a command line requests.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// `--help`.
     Help,
-    /// `--version`.
     Version,
-    /// A test.
     Test(Box<Settings>),
 }
 
 /// The options given; the others get their defaults later.
 #[derive(Default)]
+// fields: one per option of the C tools
 struct RawOptions {
     host: Option<String>,
     port: Option<u16>,

@@ -76,9 +76,6 @@ impl<'a> Printer<'a> {
 
     /// Prints what precedes the header, after this end listens and before it accepts: the notice of
     /// `-l`, and that this end waits.
-    ///
-    /// # Errors
-    /// As [`print_line`]; so do all that print.
     pub(crate) fn waiting(&self) -> Result<(), Failure> {
         if self.settings.list_moderates {
             self.print(&layout::post_list_notice())?;
@@ -92,17 +89,11 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints that a server waits for the queue pairs of the test (`-R`).
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn waiting_for_queue_pairs(&self) -> Result<(), Failure> {
         self.print(&layout::waiting_for_queue_pairs())
     }
 
     /// Prints the header.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn header(&mut self, header: &Header) -> Result<(), Failure> {
         self.print(&layout::header(self.settings, header))?;
         self.header = Some(header.clone());
@@ -110,9 +101,6 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints the addresses of both ends' queue pairs.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn addresses(&self, local: &[Address], remote: &[Address]) -> Result<(), Failure> {
         for (side, addresses) in [(Side::Local, local), (Side::Remote, remote)] {
             for address in addresses {
@@ -123,18 +111,12 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints the column heads. The passive end of READs and atomics prints none for latency.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn column_heads(&mut self) -> Result<(), Failure> {
         self.headed = true;
         self.print(&layout::column_heads(self.settings))
     }
 
     /// Prints a row of bandwidth.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn rates(
         &mut self,
         total: Rates,
@@ -159,9 +141,6 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints a row of latency, and with `-H` or `-U` every sample before it.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn latencies(
         &mut self,
         figures: Latencies,

@@ -96,6 +96,7 @@ pub(crate) enum SingleMetric {
 
 /// The test parameters.
 #[derive(Clone, PartialEq, Debug)]
+// fields: one per option of the C tools
 pub(crate) struct Settings {
     pub(crate) tool: Tool,
     /// The server's name; none on the server.
@@ -120,7 +121,6 @@ pub(crate) struct Settings {
     pub(crate) mtu: Option<u32>,
     /// Local ACK timeout code (`-u`).
     pub(crate) timeout: u8,
-    /// `--retry_count`.
     pub(crate) retry: u8,
     /// Service level (`-S`).
     pub(crate) service_level: u8,
@@ -130,14 +130,11 @@ pub(crate) struct Settings {
     pub(crate) type_of_service: Option<u8>,
     /// Hop limit (`-L`).
     pub(crate) hop_limit: u8,
-    /// Flow label (`--flow_label`).
     pub(crate) flow_label: u32,
-    /// `--pkey_index`.
     pub(crate) pkey_index: u16,
     /// Message sizes in bytes, in the order they run: one, or with `-a` all powers of two to 8 MiB
     /// (UD: to the MTU).
     pub(crate) sizes: Vec<u64>,
-    /// `-a`.
     pub(crate) all: bool,
     pub(crate) length: TestLength,
     /// Measure again and again, with a row for each duration (`--run_infinitely`).

@@ -45,8 +45,10 @@ pub(crate) enum Mapped {
 
 /// The arguments of `doorbell coll`.
 #[derive(Args, Debug, Clone)]
+// fields: one per command line option
 pub(crate) struct CollArgs {
-    /// allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, alltoall, alltoallv, sendrecv or barrier
+    /// allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, alltoall,
+    /// alltoallv, sendrecv or barrier
     #[arg(value_parser = parse_collective)]
     pub(crate) operation: Collective,
     /// Start this many ranks here, a process each; without it this process is a rank of a launcher
@@ -72,7 +74,8 @@ pub(crate) struct CollArgs {
     /// Operator: sum, prod, min, max, avg, premulsum, or all of them
     #[arg(short = 'o', long, value_name = "OP", value_parser = parse_ops, default_value = "sum", help_heading = "Operation")]
     pub(crate) op: Choices<ReduceOp>,
-    /// Type of the elements: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2 (or nccl-tests' names of them), or all of them
+    /// Type of the elements: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2 (or nccl-tests'
+    /// names of them), or all of them
     #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_types, default_value = "f32", help_heading = "Operation", visible_alias = "datatype")]
     pub(crate) dtype: Choices<DataType>,
     /// The root of broadcast, reduce, gather and scatter
@@ -109,7 +112,8 @@ pub(crate) struct CollArgs {
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Test")]
     pub(crate) seed: u64,
 
-    /// ring, tree, double-binary-tree, recursive-doubling, halving-doubling, bruck, full-mesh, one-shot or auto
+    /// ring, tree, double-binary-tree, recursive-doubling, halving-doubling, bruck, full-mesh,
+    /// one-shot or auto
     #[arg(long, value_name = "NAME", value_parser = parse_choice::<Algorithm>, default_value = "auto", help_heading = "How it is done")]
     pub(crate) algorithm: Choice<Algorithm>,
     /// simple, ll, ll128 or auto
@@ -173,7 +177,8 @@ pub(crate) struct CollArgs {
     #[arg(long, value_name = "TIMES", value_parser = parse_times, default_value = "1", requires = "leaf", help_heading = "Simulated fabric")]
     pub(crate) oversubscription: f64,
 
-    /// Devices to use, from `doorbell devices`: connections are spread over them [default: soft0 with --ranks, else the first active one]
+    /// Devices to use, from `doorbell devices`: connections are spread over them [default: soft0
+    /// with --ranks, else the first active one]
     #[arg(long, value_name = "NAME[,NAME]", value_delimiter = ',', help_heading = "Device")]
     pub(crate) device: Vec<String>,
     #[command(flatten)]

@@ -34,9 +34,6 @@ struct Row {
 }
 
 /// Explains every size, and draws the plan of the first.
-///
-/// # Errors
-/// When no algorithm fits, or a file or stdout cannot be written.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let data = args.dtype.0[0];
     let root = Rank(args.root().unwrap_or(0));
@@ -90,9 +87,6 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
 }
 
 /// Writes a drawing.
-///
-/// # Errors
-/// When the file cannot be written.
 pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {
     fs::write(file, text).map_err(|e| Failure::test(format!("cannot write {}: {e}", one_line(&file.to_string_lossy()))))
 }

@@ -47,9 +47,6 @@ fn failed(e: &dyn std::fmt::Display) -> Failure {
 }
 
 /// Refuses options that do not go with GPUs.
-///
-/// # Errors
-/// [`Failure::Usage`].
 pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
     if args.graph && !args.gpu {
         return Err(Failure::usage("--graph is for GPUs: give --gpu too"));

@@ -53,9 +53,6 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, r
 }
 
 /// As [`run`], with the function that measures one size.
-///
-/// # Errors
-/// As [`run`].
 pub(super) fn print(
     args: &CollArgs,
     comm: &Communicator,

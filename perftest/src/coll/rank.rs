@@ -18,9 +18,6 @@ use crate::orchestrate;
 use crate::report::{LinkKind, Warning};
 
 /// A rank started by the process at the other end of stdin.
-///
-/// # Errors
-/// Those of this rank.
 pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failure> {
     let interrupt = Interrupt::leave_to_parent()?;
     let token = orchestrate::adopt_until(interrupt.clone())

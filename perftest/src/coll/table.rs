@@ -85,17 +85,11 @@ impl Report {
     }
 
     /// Prints the report as JSON.
-    ///
-    /// # Errors
-    /// When stdout cannot be written.
     pub(crate) fn print(&self) -> Result<(), Failure> {
         print_json(self)
     }
 
     /// Prints the table's head.
-    ///
-    /// # Errors
-    /// When stdout cannot be written.
     pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
         print_line(&format!(
             "# doorbell coll {}: {ranks} ranks on {}, {}{}\n{}",
@@ -111,9 +105,6 @@ impl Report {
     }
 
     /// Prints the table's foot: whether all results were right, and the mean bus bandwidth.
-    ///
-    /// # Errors
-    /// When stdout cannot be written.
     pub(crate) fn print_foot(&self) -> Result<(), Failure> {
         let all = || {
             self.results

@@ -6,9 +6,6 @@ use crate::failure::Failure;
 use crate::report::print_line;
 
 /// Prints the comparison.
-///
-/// # Errors
-/// When stdout cannot be written.
 pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
     for (name, side) in [("before", &comparison.before), ("after ", &comparison.after)] {
         print_line(&format!(

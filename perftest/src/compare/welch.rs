@@ -76,8 +76,8 @@ mod tests {
     /// quantile from printed tables.
     #[test]
     fn a_known_example() {
-        // Means 10 and 14, variances 4 and 1, counts 4 and 9: the error is sqrt(4/4 + 1/9) = 1.0541, the degrees of freedom
-        // (10/9)^2 / (1/3 + (1/9)^2/8) = 3.6866.
+        // Means 10 and 14, variances 4 and 1, counts 4 and 9: the error is sqrt(4/4 + 1/9) =
+        // 1.0541, the degrees of freedom (10/9)^2 / (1/3 + (1/9)^2/8) = 3.6866.
         let first = [8.0, 9.0, 11.0, 12.0].map(|v: f64| 10.0 + (v - 10.0) * (4.0f64 / (10.0 / 3.0)).sqrt());
         let second: Vec<f64> = (-4..=4).map(|v| 14.0 + f64::from(v) * (1.0f64 / 7.5).sqrt()).collect();
         let interval = Interval::of_difference(&first, &second, 0.95).unwrap();

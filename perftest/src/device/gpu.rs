@@ -106,9 +106,6 @@ impl Gpu {
     }
 
     /// As [`Gpu::open`], for the GPU of `flag`, with a forced path.
-    ///
-    /// # Errors
-    /// As [`Gpu::open`].
     pub(crate) fn choose(
         flag: &str,
         which: &GpuSelector,
@@ -146,9 +143,6 @@ impl Gpu {
     }
 
     /// A registration by the path of this GPU.
-    ///
-    /// # Errors
-    /// When the environment forces an unknown path.
     pub(crate) fn registration<'a>(&self, pd: &'a ProtectionDomain) -> Result<GpuRegistration<'a>, Failure> {
         if self.forced {
             return Ok(GpuRegistration::new(pd).path(self.path));

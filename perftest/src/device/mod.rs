@@ -45,8 +45,6 @@ pub(crate) enum Manager {
 }
 
 impl Manager {
-    /// # Errors
-    /// When the system has none.
     pub(crate) fn get(self) -> Result<ConnectionManager, CmError> {
         match self {
             Manager::System => ConnectionManager::system(),
@@ -104,9 +102,6 @@ pub(crate) fn open(
 
 /// Opens several devices, for one process to spread its connections over; without names the default
 /// one, as [`open`] does.
-///
-/// # Errors
-/// As [`open`].
 pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reach) -> Result<Vec<Device>, Failure> {
     let soft_devices = Soft::configured(soft, seed, Side::Every)?;
     let named: Vec<String> = match names {

@@ -35,8 +35,8 @@ pub(crate) fn why_not_usable(path: &Path) -> Option<&'static str> {
     why_elf_not_usable(&header, |at, to| file.read_exact_at(to, at).is_ok())
 }
 
-/// As [`why_not_usable`], for the header of an ELF file, of which `read` reads more at an offset; `None`
-/// for other files, such as scripts.
+/// As [`why_not_usable`], for the header of an ELF file, of which `read` reads more at an offset;
+/// `None` for other files, such as scripts.
 fn why_elf_not_usable(header: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<&'static str> {
     let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let long = |bytes: &[u8], at: usize| {

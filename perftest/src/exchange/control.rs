@@ -146,9 +146,6 @@ impl Control {
     }
 
     /// A message that has arrived, if any. Call it until it returns none.
-    ///
-    /// # Errors
-    /// As [`Control::receive`].
     pub(crate) fn poll(&self) -> Result<Option<Message>, Failure> {
         if self.interrupt.requested() {
             return Err(Failure::Interrupted);

@@ -8,9 +8,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Goal {
-    /// The ratio is at least this.
     RatioAtLeast(f64),
-    /// The ratio is at most this.
     RatioAtMost(f64),
     /// The value is at least this.
     AtLeast(f64),

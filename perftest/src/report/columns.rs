@@ -13,7 +13,6 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub(crate) struct OptionalColumns {
     /// Confidence interval of the mean over repeats.
     pub(crate) repeats: bool,
-    /// CPU time.
     pub(crate) cpu: bool,
 }
 
@@ -23,7 +22,6 @@ enum Shown {
     Always,
     /// With `--repeat`.
     Repeated,
-    /// With `--cpu-util`.
     CpuUtil,
 }
 

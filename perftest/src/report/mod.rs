@@ -55,6 +55,7 @@ impl LinkKind {
 
 /// The result of a test, and what it was measured on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct Report {
     pub(crate) tool: String,
     pub(crate) version: String,
@@ -103,7 +104,6 @@ pub(crate) struct Report {
 /// The parameters of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// Queue pairs.
     pub(crate) qps: u32,
     /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
@@ -128,7 +128,6 @@ pub(crate) struct Settings {
     /// Rate limit in messages per second, over all queue pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_per_s: Option<f64>,
-    /// Repeats of each size.
     pub(crate) repeat: u32,
 }
 

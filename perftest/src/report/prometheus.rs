@@ -189,16 +189,12 @@ fn escape(value: &str) -> String {
 /// Destination of `--prometheus`.
 #[derive(Debug)]
 pub(crate) enum Metrics {
-    /// `-`.
     Stdout,
     File(Output),
 }
 
 impl Metrics {
     /// Opens the destination, before anything is measured.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file, when it cannot be created.
     pub(crate) fn begin(path: &Path) -> Result<Metrics, Failure> {
         if path == Path::new("-") {
             Ok(Metrics::Stdout)
@@ -208,10 +204,6 @@ impl Metrics {
     }
 
     /// Writes an exposition.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] that names the file, when it cannot be written; its previous content is
-    /// kept.
     pub(crate) fn finish(self, text: &str) -> Result<(), Failure> {
         match self {
             Metrics::Stdout => super::print_line(text.trim_end()),

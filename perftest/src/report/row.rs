@@ -19,9 +19,7 @@ pub(crate) enum Row {
 /// The parameters of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowParams {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Queue pairs.
     pub(crate) qps: u32,
     /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
@@ -33,10 +31,9 @@ pub(crate) struct RowParams {
 
 /// The result of one size of a bandwidth test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct BandwidthRow {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Queue pairs.
     pub(crate) qps: u32,
     /// tx depth: the most requests in flight per queue pair.
     pub(crate) tx_depth: u32,
@@ -52,7 +49,6 @@ pub(crate) struct BandwidthRow {
     pub(crate) bw_avg_bytes_per_s: f64,
     /// The same in messages per second.
     pub(crate) msg_rate_per_s: f64,
-    /// Repeats.
     pub(crate) repeats: u32,
     /// Each repeat's average, bytes per second.
     pub(crate) bw_samples_bytes_per_s: Vec<f64>,
@@ -124,10 +120,9 @@ pub(crate) const PERCENTILES: [(&str, f64); 5] = [
 
 /// The result of one size of a latency test, over all repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct LatencyRow {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Queue pairs.
     pub(crate) qps: u32,
     /// The most requests in flight.
     pub(crate) tx_depth: u32,
@@ -135,11 +130,8 @@ pub(crate) struct LatencyRow {
     pub(crate) inline_bytes: u32,
     /// Messages measured.
     pub(crate) iterations: u64,
-    /// Minimum, ns.
     pub(crate) lat_min_ns: f64,
-    /// Median, ns.
     pub(crate) lat_p50_ns: f64,
-    /// Mean, ns.
     pub(crate) lat_avg_ns: f64,
     /// Standard deviation, ns.
     pub(crate) lat_stddev_ns: f64,
@@ -151,9 +143,7 @@ pub(crate) struct LatencyRow {
     pub(crate) lat_p999_ns: f64,
     /// 99.99th percentile, ns.
     pub(crate) lat_p9999_ns: f64,
-    /// Maximum, ns.
     pub(crate) lat_max_ns: f64,
-    /// Repeats.
     pub(crate) repeats: u32,
     /// Each repeat's median, ns.
     pub(crate) lat_samples_ns: Vec<f64>,

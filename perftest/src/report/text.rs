@@ -16,18 +16,12 @@ pub(crate) struct Table {
 
 impl Table {
     /// Prints the description of the test and the column heads.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn begin(kind: Kind, extra: OptionalColumns, about: &str) -> Result<Table, Failure> {
         print_line(&format!("# {about}\n{}", columns::head(kind, extra)))?;
         Ok(Table { kind, extra })
     }
 
     /// Prints a row.
-    ///
-    /// # Errors
-    /// As [`print_line`].
     pub(crate) fn row(&self, row: &Row) -> Result<(), Failure> {
         debug_assert_eq!(matches!(row, Row::Bandwidth(_)), self.kind == Kind::Bw);
         print_line(&line(row, self.extra))

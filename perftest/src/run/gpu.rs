@@ -28,9 +28,6 @@ pub(crate) struct GpuMessages {
 impl GpuMessages {
     /// Memory for `slots` messages of `len` bytes, and its buffers: one per message, or one for
     /// all.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU or the device refuses.
     pub(crate) fn new<R: Rights>(
         gpu: &Gpu,
         pd: &ProtectionDomain,
@@ -63,9 +60,6 @@ impl GpuMessages {
     }
 
     /// Writes message `slot`, to be sent.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU refuses.
     pub(crate) fn write(&mut self, slot: usize, bytes: &[u8]) -> Result<(), Failure> {
         let at = slot * self.len;
         let copy = || {
@@ -78,9 +72,6 @@ impl GpuMessages {
     }
 
     /// Reads message `slot` after it has arrived.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU or the device refuses.
     pub(crate) fn read(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), Failure> {
         let at = slot * self.len;
         self.arrivals
@@ -107,9 +98,6 @@ impl GpuMessages {
     }
 
     /// Makes message `slot`, which has arrived, visible to kernels.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU or the device refuses.
     pub(crate) fn pull(&mut self, slot: usize) -> Result<(), Failure> {
         if self.region.path().is_direct() && !self.arrivals.flushes() {
             return Ok(());
@@ -165,9 +153,6 @@ pub(crate) struct GpuPool {
 
 impl GpuPool {
     /// `slots` messages of `len` bytes.
-    ///
-    /// # Errors
-    /// As [`GpuMessages::new`].
     pub(crate) fn new(gpu: &Gpu, pd: &ProtectionDomain, len: usize, slots: usize) -> Result<GpuPool, Failure> {
         let (messages, mut free) = GpuMessages::new(gpu, pd, (len, slots), Chunking::PerMessage, Local)?;
         // Buffers are popped from the end: the first one shall come first.
@@ -210,9 +195,6 @@ impl GpuPool {
     }
 
     /// Checks a received message. Returns the first byte that differs from the pattern.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the GPU refuses.
     #[inline]
     pub(crate) fn check(
         &mut self,

@@ -56,9 +56,6 @@ impl<'a> LoopMonitor<'a> {
     }
 
     /// An iteration that found nothing.
-    ///
-    /// # Errors
-    /// As [`LoopMonitor::busy`].
     #[inline]
     pub(crate) fn idle(&mut self) -> Result<(), Failure> {
         if self.idle < self.yield_after {

@@ -12,7 +12,6 @@ pub(crate) struct Pattern {
 /// A wrong byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mismatch {
-    /// Message size in bytes.
     pub(crate) bytes: u64,
     /// Queue pair, counted from 0.
     pub(crate) qp_index: usize,

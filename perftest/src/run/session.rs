@@ -17,7 +17,6 @@ use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 /// What a session needs besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionContext<'a> {
-    /// The control connection.
     pub(crate) control: &'a Control,
     pub(crate) device: &'a Device,
     /// GID index, if one was given.
@@ -229,7 +228,6 @@ fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(),
 /// What a server expects of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpectedTest<'a> {
-    /// Bandwidth or latency.
     pub(crate) kind: Kind,
     /// The name of the operation.
     pub(crate) verb: &'static str,

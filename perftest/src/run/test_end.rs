@@ -29,16 +29,13 @@ const RNR_RETRY: u8 = 7;
 /// The parameters of a test at one message size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Test<'a> {
-    /// The test plan.
     pub(crate) plan: &'a Plan,
-    /// Message size.
     pub(crate) bytes: u64,
     pub(crate) device: &'a Device,
     /// GID index, if one was given.
     pub(crate) gid_index: Option<u8>,
     /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
-    /// The control connection.
     pub(crate) control: &'a Control,
 }
 
@@ -112,9 +109,6 @@ pub(crate) trait QpMemory: Sized {
     fn requirements(test: &Test<'_>) -> QpRequirements;
 
     /// Allocates and registers.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure>;
 
     /// What the peer may access.
@@ -123,9 +117,6 @@ pub(crate) trait QpMemory: Sized {
     }
 
     /// Posts the receives, before the peer may send.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
     fn post_receives(&mut self, _qp: &mut PreparedQueuePair) -> Result<(), Failure> {
         Ok(())
     }
@@ -136,7 +127,6 @@ pub(crate) trait QpMemory: Sized {
 pub(crate) struct PeerQp {
     /// Address of its device.
     pub(crate) address: IpAddr,
-    /// Its queue pair number.
     pub(crate) qpn: Qpn,
     /// Messages that fit in its memory.
     pub(crate) slots: u32,
@@ -208,16 +198,12 @@ pub(crate) struct TestQp<O> {
 pub(crate) struct TestEnd<O> {
     /// Receives all completions; the tag is the index of the queue pair.
     pub(crate) cq: CompletionQueue,
-    /// The queue pairs.
     pub(crate) qps: Vec<TestQp<O>>,
 }
 
 impl<O: QpMemory> TestEnd<O> {
     /// Creates the queue pairs, exchanges their setup with the peer, connects them, and waits at
     /// the barrier.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses or the peer fails; [`Failure::Interrupted`].
     pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<O>, Failure> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;

@@ -176,9 +176,6 @@ fn has_invariant_counter() -> bool {
 
 impl Clock {
     /// The clock that is requested.
-    ///
-    /// # Errors
-    /// Why there is no counter, where it is requested explicitly.
     pub(crate) fn new(choice: ClockChoice) -> Result<Clock, &'static str> {
         let counter = || match no_counter(fs::read_to_string(TRUSTED).ok().as_deref()) {
             None => Counter::calibrate().ok_or("this processor's counter does not count"),

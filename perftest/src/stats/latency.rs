@@ -46,11 +46,8 @@ pub(crate) fn samples_needed(quantile: f64) -> u64 {
 pub(crate) struct LatencySummary {
     /// Round trips measured.
     pub(crate) count: u64,
-    /// Minimum.
     pub(crate) min: f64,
-    /// Median.
     pub(crate) p50: f64,
-    /// Mean.
     pub(crate) avg: f64,
     /// Standard deviation of the sample.
     pub(crate) stddev: f64,
@@ -58,7 +55,6 @@ pub(crate) struct LatencySummary {
     pub(crate) p99: f64,
     pub(crate) p999: f64,
     pub(crate) p9999: f64,
-    /// Maximum.
     pub(crate) max: f64,
     /// The distribution: fractions, and the values they did not exceed.
     pub(crate) cdf: Vec<(f64, f64)>,

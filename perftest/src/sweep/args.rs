@@ -36,6 +36,7 @@ pub(crate) struct List(pub(crate) Vec<u64>);
 
 /// The arguments of `doorbell sweep`.
 #[derive(Args, Debug)]
+// fields: one per command line option
 pub(crate) struct SweepArgs {
     /// What to measure
     #[arg(value_enum)]
@@ -43,7 +44,8 @@ pub(crate) struct SweepArgs {
     /// The operation to measure
     #[arg(value_enum)]
     pub(crate) operation: Operation,
-    /// Host name or address of the machine where the same test waits with --server --forever; without it both ends run here
+    /// Host name or address of the machine where the same test waits with --server --forever;
+    /// without it both ends run here
     pub(crate) peer: Option<String>,
 
     /// Message sizes, as 64,4K,1M; 2..8M is every power of two between [default: 2..8M, 8 for

@@ -148,9 +148,6 @@ fn shared(args: &SweepArgs, test: &mut TestArgs) {
 }
 
 /// The test arguments that all points have in common.
-///
-/// # Errors
-/// None but a bug in this program's own command line.
 pub(super) fn common(args: &SweepArgs) -> Result<TestArgs, Failure> {
     match command(args)? {
         Command::Bw(bw) => Ok(bw.test),

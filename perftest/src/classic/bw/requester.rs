@@ -14,9 +14,6 @@ use crate::run::gpu::{Content, GpuPool};
 /// The requester's part of an operation, on one queue pair and for one message size.
 pub(super) trait Requester<T: TestTransport>: Sized {
     /// For messages of `bytes` on the queue pair with this index, up to `window` in flight.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when there is too little memory, or the device refuses.
     fn new(
         settings: &Settings,
         test_end: &TestEnd<T>,
@@ -349,9 +346,6 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// Buffers for `count` messages of `bytes`.
-    ///
-    /// # Errors
-    /// As [`scratch`].
     pub(super) fn new<T: TestTransport>(
         settings: &Settings,
         test_end: &TestEnd<T>,
@@ -386,9 +380,6 @@ impl Receiver {
     }
 
     /// Posts the free buffers in whole lists.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
     #[inline]
     pub(super) fn post<T: TestTransport>(
         &mut self,

@@ -114,6 +114,7 @@ impl RateLimiter {
 }
 
 /// One message size of a running test.
+// fields: the state of the hot loop, borrowed and counted separately
 pub(super) struct TestLoop<'a, T: TestTransport, F> {
     settings: &'a Settings,
     test_end: &'a mut TestEnd<T>,
@@ -158,9 +159,6 @@ struct Measurement {
 
 impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
     /// Allocates what one size needs.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when there is too little memory, or the device refuses.
     pub(super) fn new(
         settings: &'a Settings,
         test_end: &'a mut TestEnd<T>,

@@ -173,7 +173,6 @@ struct LatTest<'a, 'p> {
 
 /// What the loop of one message size uses.
 struct SizeRun<'a> {
-    /// Message size.
     bytes: usize,
     clock: &'a Clock,
     /// Delay between an answer and the next message.

@@ -85,9 +85,6 @@ impl<'a> LoopMonitor<'a> {
     }
 
     /// An iteration that made progress.
-    ///
-    /// # Errors
-    /// As [`idle`](Self::idle).
     #[inline]
     pub(super) fn busy(&mut self) -> Result<(), Failure> {
         self.spin.progress();

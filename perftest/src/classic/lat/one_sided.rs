@@ -23,7 +23,6 @@ enum Operation {
         into: Option<Buffer<Local>>,
         /// The remote memory.
         from: Remote<Read>,
-        /// Message size.
         bytes: usize,
     },
     /// RDMA READ into a GPU's memory.
@@ -52,8 +51,6 @@ pub(super) struct OneSided {
 }
 
 impl OneSided {
-    /// # Errors
-    /// [`Failure::Test`] when there is no memory, or the peer's address is invalid.
     pub(super) fn new(settings: &Settings, test_end: TestEnd<Rc>) -> Result<OneSided, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &test_end.gpu) {

@@ -31,15 +31,9 @@ pub(super) trait PingPong {
     fn send(&mut self, index: u64, last: bool) -> Result<(), Failure>;
 
     /// Polls whether the peer's message `index` has arrived.
-    ///
-    /// # Errors
-    /// As [`is_ready`](Self::is_ready).
     fn has_arrived(&mut self, index: u64) -> Result<bool, Failure>;
 
     /// Polls whether all sends have completed: sent, or on a reliable transport acknowledged.
-    ///
-    /// # Errors
-    /// As [`is_ready`](Self::is_ready).
     fn is_drained(&mut self) -> Result<bool, Failure>;
 }
 

@@ -60,8 +60,6 @@ impl GpuBuffers {
 }
 
 impl<T: TestTransport> SendPingPong<T> {
-    /// # Errors
-    /// [`Failure::Test`] when there is no memory for messages, or the device refuses it.
     pub(super) fn new(settings: &Settings, mut test_end: TestEnd<T>) -> Result<SendPingPong<T>, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         if let Some(gpu) = test_end.gpu.clone() {

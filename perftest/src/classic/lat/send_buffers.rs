@@ -89,9 +89,6 @@ pub(super) fn needs_completion(index: u64, free: usize) -> bool {
 }
 
 /// Buffers of at least `bytes` each.
-///
-/// # Errors
-/// [`Failure::Test`] when there is no memory for them.
 pub(super) fn buffers<T: TestTransport>(
     settings: &Settings,
     test_end: &TestEnd<T>,

@@ -30,8 +30,6 @@ pub(super) struct WritePingPong<T: TestTransport> {
 }
 
 impl<T: TestTransport + Connected> WritePingPong<T> {
-    /// # Errors
-    /// [`Failure::Test`] when there is no memory for messages.
     pub(super) fn new(settings: &Settings, test_end: TestEnd<T>) -> Result<WritePingPong<T>, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         let test_qp = &test_end.qps[0];

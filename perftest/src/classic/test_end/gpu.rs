@@ -45,9 +45,6 @@ pub(super) fn pieces<R: Rights>(
 }
 
 /// `count` buffers of `bytes` bytes.
-///
-/// # Errors
-/// [`Failure::Test`] when the GPU or the device refuses.
 pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<GpuPool, Failure> {
     let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B exceed the address space")))?;
     GpuPool::new(gpu, pd, len, count as usize)

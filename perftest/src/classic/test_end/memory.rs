@@ -137,9 +137,6 @@ pub(super) fn piece(len: u64, count: usize) -> Result<(usize, usize), Failure> {
 }
 
 /// `count` handles for sending from the cycle buffer.
-///
-/// # Errors
-/// [`Failure::Test`] when the device refuses, or there is too little memory.
 pub(crate) fn frozen(
     settings: &Settings,
     pd: &ProtectionDomain,
@@ -157,9 +154,6 @@ pub(crate) fn frozen(
 
 /// `count` handles for receiving or reading into the cycle buffer; `header` bytes precede each
 /// message.
-///
-/// # Errors
-/// As [`frozen`].
 pub(crate) fn scratch(
     settings: &Settings,
     pd: &ProtectionDomain,

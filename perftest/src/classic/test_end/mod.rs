@@ -137,7 +137,6 @@ impl<T: TestTransport> std::fmt::Display for TestQp<T> {
 pub(crate) struct TestEnd<T: TestTransport> {
     /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
     pub(crate) cq: CompletionQueue,
-    /// The queue pairs.
     pub(crate) qps: Vec<TestQp<T>>,
     /// The shared receive queue, with `--use-srq`.
     pub(crate) shared: Option<SharedReceiveQueue>,
@@ -295,17 +294,11 @@ impl<T: TestTransport> TestEnd<T> {
     }
 
     /// Barrier: waits until the peer has got here too. For barriers before a measurement.
-    ///
-    /// # Errors
-    /// As [`ControlConnection::barrier`].
     pub(crate) fn barrier(&self, control: &mut ControlConnection) -> Result<(), Failure> {
         control.barrier(&self.qps[0].ours)
     }
 
     /// As [`TestEnd::barrier`], without a deadline, as the peer may still be measuring.
-    ///
-    /// # Errors
-    /// As [`ControlConnection::barrier_after_test`].
     pub(crate) fn barrier_after_test(&self, control: &mut ControlConnection) -> Result<(), Failure> {
         control.barrier_after_test(&self.qps[0].ours)
     }

@@ -22,9 +22,6 @@ pub(crate) trait TestTransport: Transport + Sized {
     type Destination: Debug;
 
     /// Creates a queue pair.
-    ///
-    /// # Errors
-    /// When the device refuses.
     fn prepare(
         builder: QueuePairBuilder<'_>,
         shared: Option<&SharedReceiveQueue>,
@@ -34,9 +31,6 @@ pub(crate) trait TestTransport: Transport + Sized {
     fn endpoint(prepared: &Self::Prepared) -> Endpoint;
 
     /// Connects it, or creates its address handle (UD).
-    ///
-    /// # Errors
-    /// As text, when the device refuses.
     fn connect(
         prepared: Self::Prepared,
         peer: &Endpoint,
@@ -60,9 +54,6 @@ pub(crate) trait TestTransport: Transport + Sized {
     fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
 
     /// Posts receives with one call, to the queue pair or to its shared receive queue.
-    ///
-    /// # Errors
-    /// When they are refused.
     fn receive<S: Sink>(
         qp: &mut QueuePair<Self>,
         shared: Option<&mut SharedReceiveQueue>,

@@ -57,9 +57,6 @@ pub(crate) enum PendingConnection {
 
 impl PendingConnection {
     /// Connects a queue pair.
-    ///
-    /// # Errors
-    /// When the peer does not take part, or the device refuses.
     pub(crate) fn connect<T: Reliable>(self, qp: PreparedQueuePair<T>) -> Result<(QueuePair<T>, Connection), CmError> {
         match self {
             PendingConnection::Route(route) => route.connect(qp, &[], HANDSHAKE_TIMEOUT),
@@ -70,9 +67,6 @@ impl PendingConnection {
 
 impl CmEndpoint {
     /// Connects to a server, for the control connection.
-    ///
-    /// # Errors
-    /// As [`connect`](fn@super::connect).
     pub(crate) fn connect(
         manager: ConnectionManager,
         (host, port): (&str, u16),

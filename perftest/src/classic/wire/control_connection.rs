@@ -58,7 +58,6 @@ pub(crate) struct ControlConnection {
 /// What carries the messages.
 #[derive(Debug)]
 enum ControlTransport {
-    /// TCP.
     Tcp(TcpStream),
     /// A queue pair connected by the connection manager. In a cell, as a [`PeerMonitor`] polls it
     /// while others borrow the control connection.
@@ -141,9 +140,6 @@ impl ControlConnection {
     }
 
     /// Exchanges the QP information of all queue pairs, one by one. Returns the peer's.
-    ///
-    /// # Errors
-    /// As [`ControlConnection::barrier`].
     pub(crate) fn exchange_qp_infos(&mut self, ours: &[QpInfo]) -> Result<Vec<QpInfo>, Failure> {
         ours.iter()
             .map(|qp_info| self.exchange_qp_info(qp_info, Some(REPLY_TIMEOUT), "its QP information"))
@@ -152,9 +148,6 @@ impl ControlConnection {
 
     /// Barrier before and after queue pairs are connected by the connection manager (`-R`): each
     /// end sends a message of the length of a QP information, with no content.
-    ///
-    /// # Errors
-    /// As [`ControlConnection::barrier`].
     pub(crate) fn cm_barrier(&mut self) -> Result<(), Failure> {
         self.exchange([0; QpInfo::STRUCT], "that it is ready to connect")
             .map(drop)
@@ -171,17 +164,11 @@ impl ControlConnection {
     }
 
     /// As [`ControlConnection::barrier`], without a deadline, as the peer may still be measuring.
-    ///
-    /// # Errors
-    /// As [`ControlConnection::barrier`].
     pub(crate) fn barrier_after_test(&mut self, ours: &QpInfo) -> Result<(), Failure> {
         self.exchange_qp_info(ours, None, "that it is done").map(drop)
     }
 
     /// Exchanges reports. The content is meaningless where the peer has none.
-    ///
-    /// # Errors
-    /// As [`ControlConnection::barrier_after_test`].
     pub(crate) fn exchange_report(&mut self, ours: &BwReport) -> Result<BwReport, Failure> {
         let mut theirs = [[0; 8]; 5];
         for (ours, theirs) in ours.to_words().into_iter().zip(&mut theirs) {
@@ -405,9 +392,6 @@ impl PeerMonitor<'_> {
     }
 
     /// Polls at once.
-    ///
-    /// # Errors
-    /// As [`PeerMonitor::poll`].
     pub(crate) fn poll_now(&self) -> Result<bool, Failure> {
         let control = self.control;
         if control.interrupt.requested() {

@@ -29,9 +29,6 @@ pub(super) fn our_version() -> [u8; VERSION] {
 }
 
 /// Whether a version uses this protocol.
-///
-/// # Errors
-/// With the reason, as text.
 pub(super) fn check_version(bytes: &[u8; VERSION]) -> Result<(), String> {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     let version = std::str::from_utf8(text).ok().and_then(|text| {
@@ -84,9 +81,6 @@ pub(super) const LARGEST_PAGE: u32 = 1 << 20;
 pub(super) const LARGEST_CACHE_LINE: u32 = 4096;
 
 /// Decodes a power of two, up to `most`.
-///
-/// # Errors
-/// When it is anything else, `otherwise`.
 pub(super) fn parse_power(bytes: [u8; 4], most: u32, otherwise: Malformed) -> Result<u32, Malformed> {
     let value = u32::from_be_bytes(bytes);
     if value.is_power_of_two() && value <= most {
@@ -101,8 +95,6 @@ pub(super) fn format_mtu(mtu: Mtu) -> [u8; MTU] {
     [b'0' + mtu as u8, 0]
 }
 
-/// # Errors
-/// When it is no MTU.
 pub(super) fn parse_mtu(bytes: [u8; MTU]) -> Result<Mtu, Malformed> {
     match bytes {
         [digit @ b'1'..=b'5', 0 | b' '] => Mtu::from_bytes(128 << (digit - b'0')),

@@ -37,9 +37,6 @@ pub(super) enum ChannelError {
 
 impl QpChannel {
     /// Creates a queue pair for messages, with its receives posted.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
     pub(crate) fn prepare(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
         PreparedChannel::new(context, port)
     }
@@ -79,9 +76,6 @@ impl PreparedChannel {
     }
 
     /// Connects the queue pair with `connect`.
-    ///
-    /// # Errors
-    /// Those of `connect`.
     pub(crate) fn connect<E>(
         self,
         connect: impl FnOnce(PreparedQueuePair) -> Result<(QueuePair, Connection), E>,

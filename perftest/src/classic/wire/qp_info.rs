@@ -86,9 +86,6 @@ impl QpInfo {
     }
 
     /// Decodes [`QpInfo::to_struct`].
-    ///
-    /// # Errors
-    /// When a number is out of range.
     pub(crate) fn from_struct(bytes: &[u8; QpInfo::STRUCT]) -> Result<QpInfo, Malformed> {
         let word = |at: usize| {
             let mut word = [0; 4];
@@ -116,9 +113,6 @@ impl QpInfo {
 
     /// Decodes [`QpInfo::format`]. A field may have fewer or more digits than usual, as long as its
     /// value fits.
-    ///
-    /// # Errors
-    /// When it is anything else.
     pub(crate) fn parse(bytes: &[u8]) -> Result<QpInfo, Malformed> {
         let has_gid = match bytes.len() {
             WITH_GID => true,

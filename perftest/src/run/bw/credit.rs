@@ -49,9 +49,6 @@ impl CreditWriter {
 
     /// Advertises the count if enough messages have accumulated, or if there are any and the server
     /// is idle. With a full send queue it is deferred to the next call.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
     #[inline]
     pub(crate) fn advertise(&mut self, qp: &mut QueuePair, peer: &PeerQp, idle: bool) -> Result<(), Failure> {
         let pending = self.done - self.advertised;

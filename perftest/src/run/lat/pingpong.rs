@@ -288,9 +288,6 @@ pub(crate) fn run(
 }
 
 /// The server: answers until the client has finished. Returns the messages received.
-///
-/// # Errors
-/// As [`run`].
 pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<PingPongMemory>) -> Result<Vec<u64>, Failure> {
     let mut pingpong = PingPong::new(test, test_end, Role::Server, LoopMonitor::of_server(test.control))?;
     let mut index = 0;
