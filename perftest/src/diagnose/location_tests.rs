@@ -1,15 +1,16 @@
-//! An adapter in a machine that is made up, in its place and out of it.
+//! An adapter in a made-up machine, well and badly placed.
 
 use super::*;
-use crate::diagnose::sources::faked::Machine;
+use crate::diagnose::sources::fake::FakeMachine;
 
 const BRIDGE: &str = "sys/devices/pci0000:16/0000:16:02.0";
 const DEVICE: &str = "sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
 const RATE: u64 = 200_000_000_000;
 
-/// An adapter of 16 lanes at node 1 of two, in a slot as good as itself, and a process beside it.
-fn machine() -> Machine {
-    let machine = Machine::with([
+/// An adapter with 16 PCIe lanes at node 1 of two, in an adequate slot, and a process on the same
+/// node.
+fn machine() -> FakeMachine {
+    let machine = FakeMachine::with([
         ("sys/devices/system/node/online", "0-1\n"),
         ("sys/devices/system/node/node0/cpulist", "0-3\n"),
         ("sys/devices/system/node/node1/cpulist", "4-7\n"),
@@ -32,12 +33,12 @@ fn machine() -> Machine {
     machine
 }
 
-fn link(machine: &Machine, folder: &str, speed: &str, width: &str) {
+fn link(machine: &FakeMachine, folder: &str, speed: &str, width: &str) {
     machine.put(&format!("{folder}/current_link_speed"), speed);
     machine.put(&format!("{folder}/current_link_width"), width);
 }
 
-fn found(machine: &Machine) -> Vec<(Code, String)> {
+fn found(machine: &FakeMachine) -> Vec<(Code, String)> {
     let warnings = of_device(&machine.sources(), "mlx5_0", Some(RATE));
     warnings
         .into_iter()
@@ -46,9 +47,9 @@ fn found(machine: &Machine) -> Vec<(Code, String)> {
 }
 
 #[test]
-fn what_is_where_it_should_be_gives_no_cause_for_complaint() {
+fn a_well_placed_adapter_has_no_warning() {
     assert_eq!(found(&machine()), []);
-    // Nor does what is on no bus.
+    // Nor does a device on no bus.
     assert_eq!(of_device(&machine().sources(), "rxe0", Some(RATE)), []);
 }
 
@@ -69,7 +70,7 @@ fn cores_of_another_node_are_noticed() {
         panic!()
     };
     assert!(text.contains("may run on cores 0,2 of other nodes"), "{text}");
-    // Where there is one node, or the adapter's is not told, there is nothing to choose.
+    // With a single node, or an unknown one of the adapter, there is no choice.
     machine.put(&format!("{DEVICE}/numa_node"), "-1\n");
     assert_eq!(found(&machine), []);
     machine.put(&format!("{DEVICE}/numa_node"), "1\n");
@@ -126,7 +127,7 @@ fn a_link_narrower_than_the_adapter_is_noticed() {
             .contains("carries 126.0 Gbit/s (16 GT/s x8), its port 200.0 Gbit/s"),
         "{found_now:?}"
     );
-    // A slower link that is wide enough for the port is told apart.
+    // A slower link with enough bandwidth for the port is a different warning.
     machine.put(&format!("{DEVICE}/max_link_speed"), "32.0 GT/s PCIe");
     link(&machine, DEVICE, "16.0 GT/s PCIe", "16");
     let [(Code::PcieLink, text)] = &found(&machine)[..] else {

@@ -1,19 +1,20 @@
-//! The client of `bw read`: each READ lands in a buffer of its own. With `--verify` the peer's slots hold a pattern, and each buffer is spoilt
-//! before it is read into, so a byte that never came cannot pass for one that did.
+//! The client of `bw read`: each READ has its own buffer. With `--verify` the peer's slots hold a
+//! pattern, and each buffer is filled with its inverse before, so that a byte that never arrived is
+//! found.
 
 use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain, Read as MayRead, Remote};
 
-use super::super::gpu::{Content, Pool};
+use super::super::gpu::{Content, GpuPool};
 use super::super::pattern::{Mismatch, Pattern};
-use super::super::station::{Grants, Needs, Own, Test, Theirs, refused};
-use super::stream::{Flow, Pace, Wrong};
+use super::super::test_end::{PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::bw_loop::{BwRequester, DataError, PostParams};
 use crate::failure::Failure;
 
-/// One lane.
+/// The reads of one queue pair.
 #[derive(Debug)]
-pub(crate) struct Pull {
+pub(crate) struct ReadRequester {
     seed: u64,
-    lane: usize,
+    qp_index: usize,
     bytes: u64,
     verify: bool,
     free: Free,
@@ -21,27 +22,27 @@ pub(crate) struct Pull {
     slots: u64,
 }
 
-/// What is read into, that nothing is read into just now.
+/// The free buffers.
 #[derive(Debug)]
 enum Free {
     Host(Vec<Buffer<Local>>),
-    Gpu(Box<Pool>),
+    Gpu(Box<GpuPool>),
 }
 
-impl Own for Pull {
-    fn needs(test: &Test<'_>) -> Needs {
-        Needs {
-            send: Pace::new(test, 0).depth(),
+impl QpMemory for ReadRequester {
+    fn requirements(test: &Test<'_>) -> QpRequirements {
+        QpRequirements {
+            send: PostParams::new(test, 0).depth(),
             receive: 1,
             inline: 0,
-            grants: Grants::Nothing,
+            access: RemoteAccess::Nothing,
         }
     }
 
-    fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
         let free = match &test.device.gpu {
-            Some(gpu) => Free::Gpu(Box::new(Pool::new(gpu, pd, len, window)?)),
+            Some(gpu) => Free::Gpu(Box::new(GpuPool::new(gpu, pd, len, window)?)),
             None => Free::Host(
                 pd.register_chunks(test.memory(len * window)?, len, Local)
                     .map_err(refused)?
@@ -49,9 +50,9 @@ impl Own for Pull {
             ),
         };
         let plan = test.plan;
-        Ok(Pull {
+        Ok(ReadRequester {
             seed: plan.seed,
-            lane,
+            qp_index,
             bytes: test.bytes,
             verify: plan.verify,
             free,
@@ -61,14 +62,14 @@ impl Own for Pull {
     }
 }
 
-impl Flow for Pull {
+impl BwRequester for ReadRequester {
     fn requests_per_list(_test: &Test<'_>) -> u32 {
         0
     }
 
-    fn attach(&mut self, _test: &Test<'_>, theirs: &Theirs) -> Result<(), Failure> {
-        self.slots = u64::from(theirs.slots).max(1);
-        self.source = Some(theirs.data(self.slots * self.bytes)?);
+    fn attach(&mut self, _test: &Test<'_>, peer: &PeerQp) -> Result<(), Failure> {
+        self.slots = u64::from(peer.slots).max(1);
+        self.source = Some(peer.data(self.slots * self.bytes)?);
         Ok(())
     }
 
@@ -92,7 +93,7 @@ impl Flow for Pull {
             .source
             .and_then(|source| source.slice(index % self.slots * self.bytes, self.bytes));
         let Some(source) = source else { return };
-        let pattern = Pattern::new(self.seed, self.lane, index % self.slots);
+        let pattern = Pattern::new(self.seed, self.qp_index, index % self.slots);
         macro_rules! post {
             ($request:expr) => {{
                 $request.signalled_if(signal);
@@ -102,13 +103,13 @@ impl Flow for Pull {
             Free::Host(free) => {
                 let Some(mut buffer) = free.pop() else { return };
                 if self.verify {
-                    pattern.fill_wrong(&mut buffer);
+                    pattern.fill_inverse(&mut buffer);
                 }
                 post!(batch.read(buffer, source));
             }
             Free::Gpu(pool) => {
                 let content = if self.verify {
-                    Content::Wrong(pattern)
+                    Content::Inverse(pattern)
                 } else {
                     Content::Nothing
                 };
@@ -121,11 +122,11 @@ impl Flow for Pull {
     fn end_list<'d>(&mut self, _batch: &mut Batch<'_, 'd>, _posted: &'d [u8; 8], _signal: bool) {}
 
     #[inline]
-    fn retire(&mut self, mut done: Completion<'_>) -> Result<(), Wrong> {
+    fn retire(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
         let iteration = done.sequence();
         let pattern = self
             .verify
-            .then(|| Pattern::new(self.seed, self.lane, iteration % self.slots));
+            .then(|| Pattern::new(self.seed, self.qp_index, iteration % self.slots));
         let wrong = match &mut self.free {
             Free::Host(free) => {
                 let Some(buffer) = done.take::<Local>() else {
@@ -139,16 +140,21 @@ impl Flow for Pull {
                 let Some(buffer) = done.take::<Opaque<Local>>() else {
                     return Ok(());
                 };
-                let wrong = pool.look(&buffer, pattern);
-                pool.give(buffer);
-                if let Some(failure) = pool.failed() {
-                    return Err(Wrong::Gpu(failure.to_string()));
+                let wrong = pool.check(&buffer, pattern);
+                pool.release(buffer);
+                if let Some(failure) = pool.take_error() {
+                    return Err(DataError::Gpu(failure.to_string()));
                 }
-                wrong.map_err(|failure| Wrong::Gpu(failure.to_string()))?
+                wrong.map_err(|failure| DataError::Gpu(failure.to_string()))?
             }
         };
         match wrong {
-            Some(wrong) => Err(Wrong::Byte(Mismatch::at(self.bytes, self.lane, iteration, wrong))),
+            Some(wrong) => Err(DataError::Mismatch(Mismatch::at(
+                self.bytes,
+                self.qp_index,
+                iteration,
+                wrong,
+            ))),
             None => Ok(()),
         }
     }

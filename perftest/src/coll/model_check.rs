@@ -1,7 +1,11 @@
-//! The model beside the machine: what each algorithm takes by each protocol, predicted by the costs that the ranks measured at their start, and measured in the same run.
+//! `--simulate --measure`: compares the cost model with measurements: for each algorithm and
+//! protocol the time predicted by the costs that the ranks calibrate, and the time measured in the
+//! same run.
 //!
-//! Predictions come from costs of messages, copies and reductions alone. Machines are not the same from second to second, so in each round of a size the costs are measured anew, and then all ways by turns: what disturbs a while
-//! disturbs all of it. Of a way's rounds the medians count, of the ratio as of both times; the choice is that of the first round. A round's time is that of the slowest rank.
+//! Predictions use only the costs of messages, copies and reductions. As a machine's speed varies,
+//! each round of a size calibrates the costs anew and then measures all choices in turn, so that
+//! disturbances affect all of them. The medians of the rounds count, for the times and their ratio;
+//! the tuner's choice is that of the first round. A round's time is that of the slowest rank.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,21 +16,21 @@ use doorbell_collectives::tune::{Choice, Question, median};
 use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
 use serde::Serialize;
 
-use super::measure::{Buffers, Typed, everyone, typed};
+use super::measure::{Buffers, TypedJob, all_values, dispatch};
 use super::{CollArgs, traffic};
 use crate::failure::{Failure, one_line};
 use crate::report::{print_json, print_line};
 
-/// Rounds of a size.
+/// Rounds per size.
 const ROUNDS: usize = 5;
-/// Seconds that a way is measured for in a round, about.
+/// Duration of a choice in a round, seconds.
 const SECONDS: f64 = 0.002;
-/// What a calibration has given back has to be gone from both ends' memory.
-const PAUSE: Duration = Duration::from_millis(10);
-/// A prediction is right that is not further off.
-const RIGHT: f64 = 0.15;
-/// A choice is right that takes no longer than the best by so much.
-const AS_GOOD: f64 = 0.10;
+/// Waits until the buffers freed by the calibration are unmapped at both ends.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Largest relative error of a correct prediction.
+const MAX_ERROR: f64 = 0.15;
+/// A choice is good if it takes at most this fraction longer than the best.
+const GOOD_ENOUGH: f64 = 0.10;
 
 #[derive(Serialize)]
 struct Beside {
@@ -36,14 +40,15 @@ struct Beside {
     ranks: u32,
     results: Vec<Line>,
     /// Predictions within 15 %, and all.
-    right: usize,
+    #[serde(rename = "right")]
+    within_error: usize,
     predictions: usize,
-    /// Sizes whose choice is within 10 % of the best way measured, and all.
+    /// Sizes whose choice is within 10 % of the best measured one, and all.
     well_chosen: usize,
     sizes: usize,
 }
 
-/// One way at one size.
+/// One choice at one size.
 #[derive(Serialize)]
 struct Line {
     bytes: u64,
@@ -53,24 +58,24 @@ struct Line {
     slice_bytes: u64,
     predicted_us: f64,
     measured_us: f64,
-    /// Predicted by measured, of the same round.
+    /// Predicted over measured time, of the same round.
     ratio: f64,
-    /// Whether it is the one that is taken where nothing is said.
+    /// Whether the tuner chooses it by default.
     chosen: bool,
-    /// What was measured, by the least that was at this size.
+    /// Measured time over the best at this size.
     by_best: f64,
 }
 
 impl Line {
     fn is_right(&self) -> bool {
-        (self.ratio - 1.0).abs() <= RIGHT
+        (self.ratio - 1.0).abs() <= MAX_ERROR
     }
 }
 
 /// Measures all sizes; rank 0 prints.
 ///
 /// # Errors
-/// [`Failure::Test`] when an operation fails, or stdout does not take what is printed.
+/// [`Failure::Test`] when an operation fails, or stdout cannot be written.
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let table = comm.rank() == Rank(0) && !args.json;
     if table {
@@ -93,7 +98,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let mut results = Vec::new();
     for bytes in args.sizes() {
         let mut job = Job { args, comm, bytes };
-        let lines = typed(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let lines = dispatch(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
         if table {
             lines.iter().try_for_each(print)?;
         }
@@ -103,40 +108,40 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
         return Ok(());
     }
     let chosen = || results.iter().filter(|line| line.chosen);
-    let beside = Beside {
+    let check = Beside {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
         test: args.operation.name(),
         ranks: comm.size(),
-        right: results.iter().filter(|line| line.is_right()).count(),
+        within_error: results.iter().filter(|line| line.is_right()).count(),
         predictions: results.len(),
-        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + AS_GOOD).count(),
+        well_chosen: chosen().filter(|line| line.by_best <= 1.0 + GOOD_ENOUGH).count(),
         sizes: chosen().count(),
         results,
     };
     if args.json {
-        return print_json(&beside);
+        return print_json(&check);
     }
     print_line(&format!(
         "# {} of {} predictions within {:.0} % (of what is chosen {} of {}); {} of {} choices within {:.0} % of the best",
-        beside.right,
-        beside.predictions,
-        RIGHT * 100.0,
-        beside
+        check.within_error,
+        check.predictions,
+        MAX_ERROR * 100.0,
+        check
             .results
             .iter()
             .filter(|line| line.chosen && line.is_right())
             .count(),
-        beside.sizes,
-        beside.well_chosen,
-        beside.sizes,
-        AS_GOOD * 100.0
+        check.sizes,
+        check.well_chosen,
+        check.sizes,
+        GOOD_ENOUGH * 100.0
     ))
 }
 
 fn print(line: &Line) -> Result<(), Failure> {
     let off = if line.is_right() { "" } else { " off" };
-    let worse = if line.chosen && line.by_best > 1.0 + AS_GOOD {
+    let worse = if line.chosen && line.by_best > 1.0 + GOOD_ENOUGH {
         " worse"
     } else {
         ""
@@ -163,15 +168,15 @@ struct Job<'a> {
     bytes: u64,
 }
 
-/// A way, and its rounds.
-struct Way {
+/// A choice, and its rounds.
+struct CandidateChoice {
     choice: Choice,
     iterations: u32,
     /// Predicted and measured, seconds.
     rounds: Vec<(f64, f64)>,
 }
 
-impl Typed for Job<'_> {
+impl TypedJob for Job<'_> {
     type Out = Result<Vec<Line>, CollectiveError>;
 
     fn with<T: Number>(&mut self) -> Self::Out {
@@ -179,7 +184,7 @@ impl Typed for Job<'_> {
         let root = Rank(args.root().unwrap_or(0));
         let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
         if case.count == 0 {
-            // Nothing is done, which no algorithm does better than another.
+            // An empty operation, where all algorithms are equal.
             return Ok(Vec::new());
         }
         let moved = case.count * T::TYPE.bytes() as u64 * traffic::parts(case.collective, case.ranks);
@@ -193,10 +198,10 @@ impl Typed for Job<'_> {
             root,
             deterministic: false,
         };
-        let mut ways: Vec<_> = decision
+        let mut candidates: Vec<_> = decision
             .candidates
             .iter()
-            .map(|candidate| Way {
+            .map(|candidate| CandidateChoice {
                 choice: candidate.choice,
                 iterations: 1,
                 rounds: Vec::with_capacity(ROUNDS),
@@ -204,53 +209,55 @@ impl Typed for Job<'_> {
             .collect();
         let mut buffers = Buffers::<T>::apart(comm, &case)?;
         let op = Reduction::from(ReduceOp::Sum);
-        let mut time = |way: &Choice, iterations: u32| {
-            // Caches are full of what was before.
+        let mut time = |candidate: &Choice, iterations: u32| {
+            // Warm-up, as the caches hold the data of other choices.
             for _ in 0..=iterations / 4 {
-                buffers.run(comm, &case, &op, Some(way))?;
+                buffers.run(comm, &case, &op, Some(candidate))?;
             }
             comm.barrier().wait()?;
             let began = Instant::now();
             for _ in 0..iterations {
-                buffers.run(comm, &case, &op, Some(way))?;
+                buffers.run(comm, &case, &op, Some(candidate))?;
             }
             let mine = began.elapsed().as_secs_f64() / f64::from(iterations);
-            Ok::<_, CollectiveError>(everyone(comm, mine)?.into_iter().fold(0.0, f64::max))
+            Ok::<_, CollectiveError>(all_values(comm, mine)?.into_iter().fold(0.0, f64::max))
         };
-        for way in &mut ways {
-            let trial = time(&way.choice, 3)?;
-            way.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
+        for candidate in &mut candidates {
+            let trial = time(&candidate.choice, 3)?;
+            candidate.iterations = ((SECONDS / trial.max(1e-9)) as u32).clamp(1, 2000);
         }
         for _ in 0..ROUNDS {
             comm.calibrate()?;
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
             let tuner = comm.tuner();
-            for way in &mut ways {
-                let measured = time(&way.choice, way.iterations)?;
-                // All candidates are of algorithms that do it.
-                let predicted = tuner.predict_ns(&question, &hosts, &order, &way.choice).unwrap_or(0.0);
-                way.rounds.push((predicted / 1e9, measured));
+            for candidate in &mut candidates {
+                let measured = time(&candidate.choice, candidate.iterations)?;
+                // All candidates have a prediction.
+                let predicted = tuner
+                    .predict_ns(&question, &hosts, &order, &candidate.choice)
+                    .unwrap_or(0.0);
+                candidate.rounds.push((predicted / 1e9, measured));
             }
         }
-        Ok(lines(bytes, &decision.choice, ways))
+        Ok(lines(bytes, &decision.choice, candidates))
     }
 }
 
-fn lines(bytes: u64, chosen: &Choice, ways: Vec<Way>) -> Vec<Line> {
-    let mut lines: Vec<_> = ways
+fn lines(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<Line> {
+    let mut lines: Vec<_> = candidates
         .into_iter()
-        .map(|way| {
-            let of = |what: fn(&(f64, f64)) -> f64| median(way.rounds.iter().map(what).collect());
+        .map(|candidate| {
+            let of = |what: fn(&(f64, f64)) -> f64| median(candidate.rounds.iter().map(what).collect());
             Line {
                 bytes,
-                algorithm: way.choice.algorithm.name(),
-                protocol: way.choice.protocol.name(),
-                channels: way.choice.channels,
-                slice_bytes: way.choice.slice_bytes,
+                algorithm: candidate.choice.algorithm.name(),
+                protocol: candidate.choice.protocol.name(),
+                channels: candidate.choice.channels,
+                slice_bytes: candidate.choice.slice_bytes,
                 predicted_us: of(|round| round.0) * 1e6,
                 measured_us: of(|round| round.1) * 1e6,
                 ratio: of(|round| round.0 / round.1),
-                chosen: way.choice == *chosen,
+                chosen: candidate.choice == *chosen,
                 by_best: 1.0,
             }
         })

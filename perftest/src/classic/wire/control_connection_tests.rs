@@ -1,4 +1,4 @@
-//! Two ends over a real connection, and ends that are no such thing.
+//! Two ends over a real connection, and peers that misbehave.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,16 +11,16 @@ use super::*;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn greeting() -> Greeting {
-    Greeting {
+fn parameters() -> SharedParameters {
+    SharedParameters {
         page: 4096,
         cache_line: 64,
         mtu: Mtu::B4096,
     }
 }
 
-fn key(qpn: u32) -> Key {
-    Key {
+fn qp_info(qpn: u32) -> QpInfo {
+    QpInfo {
         lid: Lid(0),
         out_reads: 1,
         qpn: Qpn::truncated(qpn),
@@ -32,8 +32,8 @@ fn key(qpn: u32) -> Key {
     }
 }
 
-/// A client of ours, and the socket of whoever it talks to.
-fn with_raw_peer() -> (Conversation, TcpStream) {
+/// A client, and the raw socket of its peer.
+fn with_raw_peer() -> (ControlConnection, TcpStream) {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let client = connect("127.0.0.1", port, None, &Interrupt::default()).unwrap();
@@ -54,52 +54,52 @@ fn answer(mut raw: TcpStream, messages: &'static [&'static [u8]]) -> thread::Joi
 const VERSION_6_06: &[u8] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
 
 #[test]
-fn two_ends_go_through_a_whole_conversation() {
+fn two_ends_run_the_whole_protocol() {
     let interrupt = Interrupt::default();
     let listener = Listener::bind(Some(HERE), 0, false).unwrap();
     let port = listener.address().port();
     let server = thread::spawn(move || {
         let mut server = listener.accept(&Interrupt::default()).unwrap();
         let agreed = server
-            .greet(Greeting {
+            .exchange_parameters(SharedParameters {
                 mtu: Mtu::B1024,
-                ..greeting()
+                ..parameters()
             })
             .unwrap();
-        let keys = server.keys(&[key(3), key(4)]).unwrap();
-        server.barrier(&key(3)).unwrap();
-        server.barrier_after_test(&key(3)).unwrap();
-        let theirs = server.figures(&Figures::default()).unwrap();
-        server.goodbye();
-        (agreed, keys, theirs)
+        let qp_infos = server.exchange_qp_infos(&[qp_info(3), qp_info(4)]).unwrap();
+        server.barrier(&qp_info(3)).unwrap();
+        server.barrier_after_test(&qp_info(3)).unwrap();
+        let theirs = server.exchange_report(&BwReport::default()).unwrap();
+        server.close();
+        (agreed, qp_infos, theirs)
     });
     let mut client = connect("127.0.0.1", port, Some(HERE), &interrupt).unwrap();
     let agreed = client
-        .greet(Greeting {
+        .exchange_parameters(SharedParameters {
             page: 65536,
-            ..greeting()
+            ..parameters()
         })
         .unwrap();
-    let keys = client.keys(&[key(1), key(2)]).unwrap();
-    client.barrier(&key(1)).unwrap();
-    assert!(!client.watch().ask().unwrap());
-    client.barrier_after_test(&key(1)).unwrap();
-    let figures = Figures {
+    let qp_infos = client.exchange_qp_infos(&[qp_info(1), qp_info(2)]).unwrap();
+    client.barrier(&qp_info(1)).unwrap();
+    assert!(!client.monitor().poll_now().unwrap());
+    client.barrier_after_test(&qp_info(1)).unwrap();
+    let report = BwReport {
         size: 2,
         iterations: 1000,
         peak: 2.5,
         average: 1.25,
         rate: 0.5,
     };
-    assert_eq!(client.figures(&figures).unwrap(), Figures::default());
-    client.goodbye();
-    let both = Greeting {
+    assert_eq!(client.exchange_report(&report).unwrap(), BwReport::default());
+    client.close();
+    let both = SharedParameters {
         page: 65536,
         cache_line: 64,
         mtu: Mtu::B1024,
     };
-    assert_eq!((agreed, keys), (both, vec![key(3), key(4)]));
-    assert_eq!(server.join().unwrap(), (both, vec![key(1), key(2)], figures));
+    assert_eq!((agreed, qp_infos), (both, vec![qp_info(3), qp_info(4)]));
+    assert_eq!(server.join().unwrap(), (both, vec![qp_info(1), qp_info(2)], report));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn what_a_client_writes_is_what_the_c_tools_write() {
         }
         read
     });
-    client.greet(greeting()).unwrap();
+    client.exchange_parameters(parameters()).unwrap();
     let wrote = served.join().unwrap();
     assert_eq!(wrote, b"6.06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0\0\x405\0");
 }
@@ -124,9 +124,9 @@ fn what_a_client_writes_is_what_the_c_tools_write() {
 fn a_peer_of_another_version_is_named() {
     let (mut client, raw) = with_raw_peer();
     let served = answer(raw, &[b"7.12\0\0\0\0\0\0\0\0\0\0\0\0"]);
-    let said = client.greet(greeting()).unwrap_err();
-    assert!(matches!(said, Failure::Test(_)), "{said}");
-    assert!(said.to_string().contains("version 7.12"), "{said}");
+    let failure = client.exchange_parameters(parameters()).unwrap_err();
+    assert!(matches!(failure, Failure::Test(_)), "{failure}");
+    assert!(failure.to_string().contains("version 7.12"), "{failure}");
     drop(served.join());
 }
 
@@ -134,13 +134,13 @@ fn a_peer_of_another_version_is_named() {
 fn garbage_is_no_perftest() {
     let (mut client, raw) = with_raw_peer();
     let served = answer(raw, &[b"HTTP/1.1 400 Bad"]);
-    let said = client.greet(greeting()).unwrap_err().to_string();
-    assert!(said.contains("no perftest") && !said.contains('\n'), "{said}");
+    let failure = client.exchange_parameters(parameters()).unwrap_err().to_string();
+    assert!(failure.contains("no perftest") && !failure.contains('\n'), "{failure}");
     drop(served.join());
 }
 
 #[test]
-fn nonsense_after_the_version_is_told_from_a_lost_peer() {
+fn nonsense_after_the_version_is_no_lost_peer() {
     for (messages, word) in [
         (&[VERSION_6_06, b"\0\0\0\0"] as &[&[u8]], "page"),
         (&[VERSION_6_06, b"\0\0\x10\0", b"\xff\xff\xff\xff"], "cache line"),
@@ -148,10 +148,10 @@ fn nonsense_after_the_version_is_told_from_a_lost_peer() {
     ] {
         let (mut client, raw) = with_raw_peer();
         let served = answer(raw, messages);
-        let said = client.greet(greeting()).unwrap_err();
+        let failure = client.exchange_parameters(parameters()).unwrap_err();
         assert!(
-            matches!(said, Failure::Test(_)) && said.to_string().contains(word),
-            "{said}"
+            matches!(failure, Failure::Test(_)) && failure.to_string().contains(word),
+            "{failure}"
         );
         drop(served.join());
     }
@@ -164,30 +164,33 @@ fn a_peer_that_stops_after_any_message_is_lost_at_once() {
         let (mut client, raw) = with_raw_peer();
         let served = answer(raw, &MESSAGES[..known]);
         let gone = thread::spawn(move || drop(served.join().unwrap()));
-        let said = client.greet(greeting()).unwrap_err();
+        let failure = client.exchange_parameters(parameters()).unwrap_err();
         gone.join().unwrap();
-        assert!(matches!(said, Failure::Lost { .. }), "{said}");
-        assert_eq!(said.status(), 1);
+        assert!(matches!(failure, Failure::Lost { .. }), "{failure}");
+        assert_eq!(failure.status(), 1);
     }
 }
 
 #[test]
-fn half_a_key_is_a_lost_peer() {
+fn half_a_qp_info_is_a_lost_peer() {
     let (mut client, mut raw) = with_raw_peer();
-    raw.write_all(&key(5).format()[..50]).unwrap();
+    raw.write_all(&qp_info(5).format()[..50]).unwrap();
     raw.shutdown(Shutdown::Write).unwrap();
-    let said = client.keys(&[key(1)]).unwrap_err();
-    assert!(matches!(said, Failure::Lost { .. }), "{said}");
+    let failure = client.exchange_qp_infos(&[qp_info(1)]).unwrap_err();
+    assert!(matches!(failure, Failure::Lost { .. }), "{failure}");
 }
 
 #[test]
 fn a_silent_peer_has_a_deadline() {
     let (mut client, _raw) = with_raw_peer();
     let mut theirs = [0; 4];
-    let said = client
+    let failure = client
         .read(&mut theirs, Some(Duration::from_millis(60)), "its word")
         .unwrap_err();
-    assert!(said.to_string().contains("did not send its word in time"), "{said}");
+    assert!(
+        failure.to_string().contains("did not send its word in time"),
+        "{failure}"
+    );
 }
 
 #[test]
@@ -198,32 +201,38 @@ fn a_wait_without_a_deadline_ends_with_the_peer_or_with_ctrl_c() {
     let mut client = connect("127.0.0.1", port, None, &interrupt).unwrap();
     let raw = listener.accept().unwrap().0;
     interrupt.request();
-    assert!(matches!(client.barrier_after_test(&key(1)), Err(Failure::Interrupted)));
+    assert!(matches!(
+        client.barrier_after_test(&qp_info(1)),
+        Err(Failure::Interrupted)
+    ));
     let (mut client, gone) = with_raw_peer();
     drop(gone);
-    assert!(matches!(client.barrier_after_test(&key(1)), Err(Failure::Lost { .. })));
+    assert!(matches!(
+        client.barrier_after_test(&qp_info(1)),
+        Err(Failure::Lost { .. })
+    ));
     drop(raw);
 }
 
 #[test]
-fn a_watch_sees_words_and_the_end() {
+fn a_monitor_sees_messages_and_the_close() {
     let (client, mut raw) = with_raw_peer();
-    assert!(!client.watch().ask().unwrap());
+    assert!(!client.monitor().poll_now().unwrap());
     raw.write_all(b"x").unwrap();
-    let deadline = Instant::now() + ANSWER;
-    while !client.watch().ask().unwrap() {
+    let deadline = Instant::now() + REPLY_TIMEOUT;
+    while !client.monitor().poll_now().unwrap() {
         assert!(Instant::now() < deadline);
     }
     let (client, raw) = with_raw_peer();
     drop(raw);
-    let mut watch = client.watch();
-    let said = loop {
-        match watch.turn() {
-            Ok(said) => assert!(!said),
+    let mut monitor = client.monitor();
+    let failure = loop {
+        match monitor.poll() {
+            Ok(failure) => assert!(!failure),
             Err(failure) => break failure,
         }
     };
-    assert!(matches!(said, Failure::Lost { .. }), "{said}");
+    assert!(matches!(failure, Failure::Lost { .. }), "{failure}");
 }
 
 #[test]
@@ -237,13 +246,13 @@ fn a_second_client_is_refused() {
 }
 
 #[test]
-fn nobody_there_and_an_unknown_name_are_one_line() {
+fn a_refused_connection_and_an_unknown_name_are_one_line() {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
     for (host, port) in [("127.0.0.1", port), ("no such host.invalid", 1)] {
-        let said = connect(host, port, None, &Interrupt::default()).unwrap_err();
-        assert_eq!(said.status(), 1);
-        assert!(!said.to_string().contains('\n'), "{said}");
+        let failure = connect(host, port, None, &Interrupt::default()).unwrap_err();
+        assert_eq!(failure.status(), 1);
+        assert!(!failure.to_string().contains('\n'), "{failure}");
     }
 }

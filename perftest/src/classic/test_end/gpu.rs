@@ -1,7 +1,9 @@
-//! The memory of a test where it lies in a GPU (`--use_cuda`): what the other end reaches, and what the loops send from and receive into.
+//! The memory of a test in a GPU (`--use_cuda`): what the peer accesses, and the send and receive
+//! buffers.
 //!
-//! Requests cannot share memory of a GPU as they do the host's ([`super::memory`]): each message in flight has its own, so that a test takes as much as fits in its window, and goes through all of it
-//! instead of a page.
+//! Unlike host buffers ([`super::memory`]), GPU buffers are not shared by several requests: each
+//! message in flight has its own, so a test takes as much memory as its window, and goes through
+//! all of it instead of one page.
 
 use doorbell_gpudirect::GpuMemory;
 use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, Rights};
@@ -10,9 +12,10 @@ use super::super::settings::Settings;
 use super::{Target, memory, refused};
 use crate::device::Gpu;
 use crate::failure::Failure;
-use crate::run::gpu::Pool;
+use crate::run::gpu::GpuPool;
 
-/// Memory for the other end, at least `len` bytes for each queue pair: of one region, or with `--mr_per_qp` of one each.
+/// Memory for the peer, at least `len` bytes per queue pair: one memory region, or with
+/// `--mr_per_qp` one each.
 pub(super) fn pieces<R: Rights>(
     settings: &Settings,
     gpu: &Gpu,
@@ -41,11 +44,8 @@ pub(super) fn pieces<R: Rights>(
     Ok(pieces)
 }
 
-/// So many messages of `bytes` bytes.
-///
-/// # Errors
-/// [`Failure::Test`] when the GPU or the device refuses.
-pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<Pool, Failure> {
-    let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B are more than there can be")))?;
-    Pool::new(gpu, pd, len, count as usize)
+/// `count` buffers of `bytes` bytes.
+pub(crate) fn slots(gpu: &Gpu, pd: &ProtectionDomain, bytes: u64, count: u32) -> Result<GpuPool, Failure> {
+    let len = usize::try_from(bytes).map_err(|_| Failure::test(format!("{bytes} B exceed the address space")))?;
+    GpuPool::new(gpu, pd, len, count as usize)
 }

@@ -1,8 +1,9 @@
-//! One end of a test at one message size: queue pairs, connected to the other end's, with their memory.
+//! One end of a test at one message size: queue pairs, connected to the peer's, with their memory.
 //!
-//! What memory a lane (a queue pair and what belongs to it) needs differs by test and side, so a [`Station`] is generic over it: a type that
-//! is [`Own`] says what it allocates, what of that the other side gets keys to, and what its queue pair needs. Everything else, from the
-//! completion queue to the barrier before the first message, is the same for all and is done here.
+//! The memory of a queue pair differs by test and side, so [`TestEnd`] is generic over
+//! [`QpMemory`]: what is allocated, which keys of it the peer gets, and what the queue pair
+//! requires. All else, from the completion queue to the barrier before the first message, is the
+//! same for all tests and is here.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -13,50 +14,48 @@ use doorbell_verbs::{
 };
 
 use crate::device::{Device, PORT};
-use crate::exchange::{self, ANSWER, Control, Message, Setup};
+use crate::exchange::{self, Control, Message, REPLY_TIMEOUT, Setup};
 use crate::failure::{Failure, one_line};
 use crate::plan::Plan;
 
-/// The most READs and atomics a queue pair keeps outstanding; more only helps over distances that no test has.
+/// Outstanding READs and atomics of a queue pair; more only helps over longer distances than tests
+/// have.
 const RD_ATOMIC: u8 = 16;
 /// How long a test that has lost its peer waits for the device to notice.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// How often a receiver that has no receive posted is asked again: for ever, because flow control sees to it that it will.
+const DEVICE_ERROR_WAIT: Duration = Duration::from_secs(5);
+/// RNR retry count: 7 is infinite, as credits ensure that a receive will be posted.
 const RNR_RETRY: u8 = 7;
 
-/// What every part of a test at one size knows.
+/// The parameters of a test at one message size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Test<'a> {
-    /// The test.
     pub(crate) plan: &'a Plan,
-    /// The message size now.
     pub(crate) bytes: u64,
-    /// The device.
     pub(crate) device: &'a Device,
-    /// Index of the GID to use, if one was asked for.
+    /// GID index, if one was given.
     pub(crate) gid_index: Option<u8>,
-    /// Messages up to so many bytes travel inline from this side.
+    /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
-    /// The connection to the other end.
     pub(crate) control: &'a Control,
 }
 
 impl Test<'_> {
-    /// The message size as a length of memory.
+    /// The message size as `usize`.
     pub(crate) fn len(&self) -> usize {
         // Plans are checked: a size is at most 1 GiB.
         usize::try_from(self.bytes).unwrap_or(usize::MAX)
     }
 
-    /// Whether messages travel inline from this side.
+    /// Whether messages are sent inline from this end.
     pub(crate) fn is_inline(&self) -> bool {
         self.bytes <= u64::from(self.inline)
     }
 
-    /// Zeros for messages: such as other processes on the host can map, or from the heap.
+    /// Zeroed memory for messages: shared memory, which other processes of the host can map, or
+    /// private memory.
     ///
     /// # Errors
-    /// [`Failure::Test`] when there is none left.
+    /// [`Failure::Test`] when there is too little.
     pub(crate) fn memory(&self, len: usize) -> Result<Memory, Failure> {
         if self.plan.private_memory {
             return Ok(Memory::zeroed(len));
@@ -64,80 +63,70 @@ impl Test<'_> {
         Memory::shared(len).map_err(|error| Failure::test(format!("{error} (--private-memory)")))
     }
 
-    /// Messages that one lane may have in flight.
+    /// The most messages that one queue pair has in flight.
     pub(crate) fn window(&self) -> u32 {
         self.plan.window(self.bytes)
     }
 }
 
-/// What a lane needs of its queue pair.
+/// What a test requires of its queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Needs {
-    /// Send requests outstanding.
+pub(crate) struct QpRequirements {
+    /// Send queue depth.
     pub(crate) send: u32,
-    /// Receives posted.
+    /// Receive queue depth.
     pub(crate) receive: u32,
-    /// Bytes of inline payload that the test cannot do without.
+    /// Inline size that the test cannot do without.
     pub(crate) inline: u32,
     /// What the peer may do.
-    pub(crate) grants: Grants,
+    pub(crate) access: RemoteAccess,
 }
 
-/// What a queue pair lets the peer do.
+/// Remote access rights of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Grants {
-    /// Nothing but SEND.
+pub(crate) enum RemoteAccess {
+    /// None but SEND.
     Nothing,
-    /// RDMA WRITE.
     Write,
-    /// RDMA READ.
     Read,
-    /// Atomics.
     Atomic,
 }
 
-/// What a side tells the other about a lane's memory.
+/// What an end advertises of a queue pair's memory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Keys {
+pub(crate) struct AdvertisedMemory {
     /// Messages that fit in it.
     pub(crate) slots: u32,
-    /// Where messages go to or come from.
+    /// Key of the memory for messages.
     pub(crate) data: Option<[u8; 24]>,
-    /// Where counters go to.
+    /// Key of the counter.
     pub(crate) counter: Option<[u8; 24]>,
 }
 
-/// The memory of a lane, as one side of one test needs it.
-pub(crate) trait Own: Sized {
-    /// What its queue pair has to be like.
-    fn needs(test: &Test<'_>) -> Needs;
+/// The memory of a queue pair, as one side of one test needs it.
+pub(crate) trait QpMemory: Sized {
+    /// The requirements on its queue pair.
+    fn requirements(test: &Test<'_>) -> QpRequirements;
 
     /// Allocates and registers.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
-    fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure>;
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure>;
 
-    /// What the other side may reach.
-    fn keys(&self) -> Keys {
-        Keys::default()
+    /// What the peer may access.
+    fn advertised_memory(&self) -> AdvertisedMemory {
+        AdvertisedMemory::default()
     }
 
-    /// Posts what is to be received into, before the other side may send.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses.
+    /// Posts the receives, before the peer may send.
     fn post_receives(&mut self, _qp: &mut PreparedQueuePair) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// The other side's half of a lane.
+/// The peer's end of a queue pair.
 #[derive(Clone, Debug)]
-pub(crate) struct Theirs {
-    /// Where its device is.
+pub(crate) struct PeerQp {
+    /// Address of its device.
     pub(crate) address: IpAddr,
-    /// Its queue pair.
     pub(crate) qpn: Qpn,
     /// Messages that fit in its memory.
     pub(crate) slots: u32,
@@ -145,8 +134,8 @@ pub(crate) struct Theirs {
     counter: Option<String>,
 }
 
-impl Theirs {
-    /// Where messages go to or come from.
+impl PeerQp {
+    /// Key of the memory for messages.
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key, or it covers less than `bytes`.
@@ -154,7 +143,7 @@ impl Theirs {
         self.key(self.data.as_deref(), bytes)
     }
 
-    /// Where counters go to.
+    /// Key of the counter.
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key.
@@ -174,111 +163,108 @@ impl Theirs {
         }
     }
 
-    /// The failure that a failed completion on this lane stands for.
+    /// The failure for a failed completion.
     #[cold]
     pub(crate) fn failed(&self, failure: &Completed) -> Failure {
         Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
     }
 
-    /// The failure that a refused batch on this lane stands for.
+    /// The failure for a refused batch.
     #[cold]
     pub(crate) fn refused(&self, refused: &Refused) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
     }
 }
 
-impl std::fmt::Display for Theirs {
+impl std::fmt::Display for PeerQp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "peer {} (queue pair {})", self.address, self.qpn)
     }
 }
 
-/// A queue pair and what belongs to it.
+/// A queue pair of the test with its memory and its peer.
 #[derive(Debug)]
-pub(crate) struct Lane<O> {
-    /// The queue pair, connected.
+pub(crate) struct TestQp<O> {
+    /// The connected queue pair.
     pub(crate) qp: QueuePair,
-    /// The other side's half.
-    pub(crate) theirs: Theirs,
-    /// This side's memory.
-    pub(crate) own: O,
+    /// The peer's end.
+    pub(crate) peer: PeerQp,
+    /// This end's memory.
+    pub(crate) memory: O,
 }
 
 /// One end of a test at one size.
 #[derive(Debug)]
-pub(crate) struct Station<O> {
-    /// Where all lanes complete; a completion's tag is its lane's index.
+pub(crate) struct TestEnd<O> {
+    /// Receives all completions; the tag is the index of the queue pair.
     pub(crate) cq: CompletionQueue,
-    /// The lanes.
-    pub(crate) lanes: Vec<Lane<O>>,
+    pub(crate) qps: Vec<TestQp<O>>,
 }
 
-impl<O: Own> Station<O> {
-    /// Makes the lanes, tells the other side about them, connects them to its, and meets it at the barrier.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the device refuses or the peer fails; [`Failure::Interrupted`].
-    pub(crate) fn establish(test: &Test<'_>) -> Result<Station<O>, Failure> {
+impl<O: QpMemory> TestEnd<O> {
+    /// Creates the queue pairs, exchanges their setup with the peer, connects them, and waits at
+    /// the barrier.
+    pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<O>, Failure> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
-        let needs = O::needs(test);
+        let requirements = O::requirements(test);
         let cq = context
-            .completion_queue((needs.send + needs.receive) * test.plan.qps)
+            .completion_queue((requirements.send + requirements.receive) * test.plan.qps)
             .map_err(refused)?;
         let mut prepared = Vec::with_capacity(test.plan.qps as usize);
-        for lane in 0..test.plan.qps as usize {
-            let mut own = O::new(test, &pd, lane)?;
-            let mut qp = prepare(test, &pd, &cq, needs, lane)?;
-            own.post_receives(&mut qp)?;
-            prepared.push((qp, own));
+        for qp_index in 0..test.plan.qps as usize {
+            let mut memory = O::new(test, &pd, qp_index)?;
+            let mut qp = prepare(test, &pd, &cq, requirements, qp_index)?;
+            memory.post_receives(&mut qp)?;
+            prepared.push((qp, memory));
         }
         let ours = prepared
             .iter()
-            .map(|(qp, own)| describe(&qp.endpoint(), &own.keys()))
+            .map(|(qp, memory)| encode_setup(&qp.endpoint(), &memory.advertised_memory()))
             .collect();
         test.control.send(&Message::Setup(Setup {
             bytes: test.bytes,
-            lanes: ours,
+            qps: ours,
         }))?;
-        let theirs = match test.control.receive(Some(ANSWER), "its setup")? {
-            Message::Setup(setup) if setup.bytes == test.bytes && setup.lanes.len() == prepared.len() => setup.lanes,
+        let setups = match test.control.receive(Some(REPLY_TIMEOUT), "its setup")? {
+            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == prepared.len() => setup.qps,
             other => return Err(test.control.unexpected(&other, "setup")),
         };
-        let mut lanes = Vec::with_capacity(prepared.len());
-        for ((qp, own), lane) in prepared.into_iter().zip(theirs) {
-            let (endpoint, theirs) =
-                understand(lane).map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
+        let mut qps = Vec::with_capacity(prepared.len());
+        for ((qp, memory), setup) in prepared.into_iter().zip(setups) {
+            let (endpoint, peer) = decode_setup(setup)
+                .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
             let qp = qp.connect(&endpoint).map_err(refused)?;
-            lanes.push(Lane { qp, theirs, own });
+            qps.push(TestQp { qp, peer, memory });
         }
-        let mut station = Station { cq, lanes };
+        let mut test_end = TestEnd { cq, qps };
         let met = test
             .control
             .send(&Message::Ready)
-            .and_then(|()| test.control.receive(Some(ANSWER), "ready"));
-        match met.map_err(|failure| station.explain(failure, test.plan))? {
-            Message::Ready => Ok(station),
+            .and_then(|()| test.control.receive(Some(REPLY_TIMEOUT), "ready"));
+        match met.map_err(|failure| test_end.explain_lost_peer(failure, test.plan))? {
+            Message::Ready => Ok(test_end),
             other => Err(test.control.unexpected(&other, "ready")),
         }
     }
 }
 
-impl<O> Station<O> {
-    /// Says more about a lost peer: which device and queue pair it was, and, when this side's device finds out in the time that the test gave it,
-    /// what it has to say. Any other failure stays what it is.
+impl<O> TestEnd<O> {
+    /// Adds details to a lost peer: the device and queue pair, and the device's error status if it
+    /// reports one within the timeout of the test. Other failures are returned unchanged.
     #[cold]
-    pub(crate) fn explain(&mut self, failure: Failure, plan: &Plan) -> Failure {
+    pub(crate) fn explain_lost_peer(&mut self, failure: Failure, plan: &Plan) -> Failure {
         let Failure::Lost { control, reason } = failure else {
             return failure;
         };
-        let Some(first) = self.lanes.first() else {
+        let Some(first) = self.qps.first() else {
             return Failure::Lost { control, reason };
         };
-        let more = match self.lanes.len() - 1 {
+        let more = match self.qps.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more queue pairs"),
         };
-        let peer = format!("{}{more}", first.theirs);
+        let peer = format!("{}{more}", first.peer);
         let confirmed = match self.await_failure(plan) {
             Some(status) => format!("; the device reports: {status}"),
             None => String::new(),
@@ -288,12 +274,12 @@ impl<O> Station<O> {
         ))
     }
 
-    /// Waits for a request to fail, as long as the device may take to give the peer up.
+    /// Waits for a request to fail, as long as the device may retry.
     fn await_failure(&mut self, plan: &Plan) -> Option<Status> {
         let one = Duration::from_nanos(4096)
             .checked_mul(1 << plan.timeout)
             .filter(|_| plan.timeout > 0)?;
-        let wait = one.saturating_mul(u32::from(plan.retry) + 1).min(LONGEST_WAIT) + Duration::from_millis(200);
+        let wait = one.saturating_mul(u32::from(plan.retry) + 1).min(DEVICE_ERROR_WAIT) + Duration::from_millis(200);
         let deadline = Instant::now() + wait;
         while Instant::now() < deadline {
             for done in self.cq.poll().ok()? {
@@ -307,7 +293,7 @@ impl<O> Station<O> {
     }
 }
 
-/// What a device or its library refused, as a failed test.
+/// An error of the device or its library, as a failed test.
 pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::test(one_line(&error.to_string()))
 }
@@ -316,27 +302,27 @@ fn prepare(
     test: &Test<'_>,
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
-    needs: Needs,
-    lane: usize,
+    requirements: QpRequirements,
+    qp_index: usize,
 ) -> Result<PreparedQueuePair, Failure> {
     let plan = test.plan;
     let build = |inline: u32| {
         let mut builder = pd
             .queue_pair(cq)
             .port(PORT)
-            .send_depth(needs.send)
-            .recv_depth(needs.receive)
+            .send_depth(requirements.send)
+            .recv_depth(requirements.receive)
             .max_inline(inline)
-            .tag(lane as u64)
+            .tag(qp_index as u64)
             .timeout(plan.timeout)
             .retry_count(plan.retry)
             .rnr_retry(RNR_RETRY)
             .rd_atomic(RD_ATOMIC);
-        builder = match needs.grants {
-            Grants::Nothing => builder,
-            Grants::Write => builder.allow_remote_write(),
-            Grants::Read => builder.allow_remote_read(),
-            Grants::Atomic => builder.allow_remote_atomic(),
+        builder = match requirements.access {
+            RemoteAccess::Nothing => builder,
+            RemoteAccess::Write => builder.allow_remote_write(),
+            RemoteAccess::Read => builder.allow_remote_read(),
+            RemoteAccess::Atomic => builder.allow_remote_atomic(),
         };
         if let Some(index) = test.gid_index {
             builder = builder.gid_index(index);
@@ -347,13 +333,14 @@ fn prepare(
         builder.rc()
     };
     let payload = if test.is_inline() { test.inline } else { 0 };
-    build(payload.max(needs.inline)).map_err(refused)
+    build(payload.max(requirements.inline)).map_err(refused)
 }
 
-/// The inline size that this side can use: the plan's, or none where that was only a default and the device has none.
+/// The inline size that this end can use: the plan's, or 0 where that was only a default and the
+/// device has none.
 ///
 /// # Errors
-/// [`Failure::Test`] when the size was asked for and the device refuses it.
+/// [`Failure::Test`] when the size was given and the device refuses it.
 pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure> {
     if plan.gpu {
         return Ok(0);
@@ -381,8 +368,8 @@ pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure
     }
 }
 
-fn describe(endpoint: &Endpoint, keys: &Keys) -> exchange::Lane {
-    exchange::Lane {
+fn encode_setup(endpoint: &Endpoint, keys: &AdvertisedMemory) -> exchange::QpSetup {
+    exchange::QpSetup {
         endpoint: to_hex(&endpoint.to_bytes()),
         slots: keys.slots,
         data: keys.data.map(|key| to_hex(&key)),
@@ -390,17 +377,17 @@ fn describe(endpoint: &Endpoint, keys: &Keys) -> exchange::Lane {
     }
 }
 
-fn understand(lane: exchange::Lane) -> Result<(Endpoint, Theirs), String> {
-    let bytes = from_hex(&lane.endpoint).ok_or("its setup makes no sense: are both ends the same doorbell?")?;
+fn decode_setup(setup: exchange::QpSetup) -> Result<(Endpoint, PeerQp), String> {
+    let bytes = from_hex(&setup.endpoint).ok_or("its setup makes no sense: are both ends the same doorbell?")?;
     let endpoint = Endpoint::from_bytes(&bytes).map_err(|e| e.to_string())?;
-    let theirs = Theirs {
+    let peer = PeerQp {
         address: endpoint.gid.to_ip(),
         qpn: endpoint.qpn,
-        slots: lane.slots,
-        data: lane.data,
-        counter: lane.counter,
+        slots: setup.slots,
+        data: setup.data,
+        counter: setup.counter,
     };
-    Ok((endpoint, theirs))
+    Ok((endpoint, peer))
 }
 
 fn to_hex(bytes: &[u8]) -> String {
@@ -423,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hexadecimal_survives_and_nonsense_does_not() {
+    fn only_valid_hexadecimal_is_decoded() {
         let bytes: [u8; 24] = std::array::from_fn(|i| (i * 11) as u8);
         assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
         for text in [

@@ -1,4 +1,4 @@
-//! Where an adapter is: its NUMA node beside the process's, its PCIe link and the links on the way to it, its IOMMU.
+//! The location of an adapter: its NUMA node and the process's, its PCIe path, its IOMMU.
 
 use super::cpu;
 use super::port::show_gbit;
@@ -7,7 +7,8 @@ use crate::report::{Code, Warning};
 
 const NODES: &str = "sys/devices/system/node";
 
-/// What there is to say about the place of the device in this folder of sysfs; of a device on no bus, nothing. `bits_per_s`: its port's rate.
+/// Warnings about the location of a device; none for a device on no bus. `bits_per_s`: its port's
+/// rate.
 pub(super) fn of_device(sources: &Sources, name: &str, bits_per_s: Option<u64>) -> Vec<Warning> {
     let Some(folder) = sources.resolved(&format!("sys/class/infiniband/{name}/device")) else {
         return Vec::new();
@@ -19,7 +20,7 @@ pub(super) fn of_device(sources: &Sources, name: &str, bits_per_s: Option<u64>) 
 }
 
 fn numa(sources: &Sources, name: &str, folder: &str) -> Vec<Warning> {
-    // A machine of one node says -1, or 0.
+    // A machine with a single node reports -1, or 0.
     let Some(node) = sources.number::<usize>(&format!("{folder}/numa_node")) else {
         return Vec::new();
     };
@@ -37,7 +38,7 @@ fn numa_cpus(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
     let near = list(&sources.text(&format!("{NODES}/node{node}/cpulist"))?);
     let allowed = cpu::allowed(sources);
     let far: Vec<usize> = allowed.iter().copied().filter(|core| !near.contains(core)).collect();
-    // A node without cores is as near to all of them as it gets.
+    // A node without cores is equally far from all of them.
     if far.is_empty() || near.is_empty() {
         return None;
     }
@@ -55,7 +56,8 @@ fn numa_cpus(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
     ))
 }
 
-/// Memory comes from the node that its first user runs on, unless that is not allowed, or a policy says otherwise (numa(7)).
+/// Memory is allocated on the node of the thread that first touches it, unless that is not allowed,
+/// or a policy says otherwise (numa(7)).
 fn numa_memory(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
     let allowed = list(&cpu::status(sources, "Mems_allowed_list")?);
     if !allowed.is_empty() && !allowed.contains(&node) {
@@ -88,13 +90,14 @@ fn numa_memory(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
 /// A PCIe link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Link {
-    /// Transfers per second of a lane, in units of 0.1 GT/s.
+    /// Transfers per second of a PCIe lane, in units of 0.1 GT/s.
     tenths_gt_per_s: u64,
     lanes: u64,
 }
 
 impl Link {
-    /// A function's link, by one pair of its attributes: `current` or `max`. A width of 0 or 63 and a speed that is no number are what functions say that have no link of their own.
+    /// A function's link, by its `current` or `max` attributes. Functions without a link of their
+    /// own report a width of 0 or 63 or a speed that is no number.
     fn of(sources: &Sources, folder: &str, which: &str) -> Option<Link> {
         let speed = sources.text(&format!("{folder}/{which}_link_speed"))?;
         let gt_per_s: f64 = speed.split(' ').next()?.parse().ok()?;
@@ -106,7 +109,8 @@ impl Link {
         })
     }
 
-    /// What it carries each way, with the headers of its packets: 8 of 10 bits up to 5 GT/s, 128 of 130 up to 32, 242 of 256 bytes of a flit above.
+    /// Bandwidth each way after the line code: 8b/10b up to 5 GT/s, 128b/130b up to 32, 242 of 256
+    /// bytes of a flit above.
     fn bits_per_s(self) -> u64 {
         let lane = self.tenths_gt_per_s * 100_000_000;
         let lane = match self.tenths_gt_per_s {
@@ -129,7 +133,7 @@ impl std::fmt::Display for Link {
 }
 
 fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) -> Vec<Warning> {
-    // The link of a virtual function is that of the physical one.
+    // A virtual function has the link of its physical function.
     let physical = sources.resolved(&format!("{folder}/physfn"));
     let folder = physical.as_deref().unwrap_or(folder);
     let Some(now) = Link::of(sources, folder, "current") else {
@@ -155,7 +159,7 @@ fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) ->
             ),
         ));
     }
-    let slowest = way(folder).filter_map(|at| Some((Link::of(sources, at, "current")?, at)));
+    let slowest = upstream(folder).filter_map(|at| Some((Link::of(sources, at, "current")?, at)));
     let slowest = slowest.min_by_key(|(link, _)| link.bits_per_s());
     if let (Some((link, at)), Some(rate)) = (slowest, bits_per_s)
         && link.bits_per_s() < rate
@@ -178,8 +182,9 @@ fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) ->
     warnings
 }
 
-/// The functions on the way to the one in this folder of sysfs, itself first, each as its folder: `…/0000:00:01.0/0000:01:00.0` is behind the bridge that its folder is in.
-fn way(folder: &str) -> impl Iterator<Item = &str> {
+/// The functions on the path to the one in this folder of sysfs, itself first, as folders:
+/// `…/0000:00:01.0/0000:01:00.0` is behind the bridge of its parent folder.
+fn upstream(folder: &str) -> impl Iterator<Item = &str> {
     let is_function = |folder: &&str| {
         let name = folder.rsplit('/').next().unwrap_or_default();
         name.len() >= 12
@@ -192,7 +197,7 @@ fn way(folder: &str) -> impl Iterator<Item = &str> {
         .take(32)
 }
 
-/// The name of the physical slot of a function, as the machine's labels have it.
+/// The name of the physical slot of a function.
 fn slot(sources: &Sources, address: &str) -> Option<String> {
     let (device, _) = address.rsplit_once('.')?;
     let is_it = |name: &String| sources.text(&format!("sys/bus/pci/slots/{name}/address")).as_deref() == Some(device);
@@ -210,5 +215,5 @@ fn iommu(sources: &Sources, name: &str, folder: &str) -> Option<Warning> {
 }
 
 #[cfg(test)]
-#[path = "place_tests.rs"]
+#[path = "location_tests.rs"]
 mod tests;

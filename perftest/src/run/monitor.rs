@@ -1,4 +1,5 @@
-//! What a hot loop does beside its work: look, now and then, whether the peer or the user has something to say.
+//! Polling by a hot loop beside its work: now and then, whether the peer has sent a control
+//! message, is lost, or the user wants to stop.
 
 use std::time::Duration;
 
@@ -6,61 +7,58 @@ use crate::exchange::{Control, Message};
 use crate::failure::Failure;
 use crate::stats::Clock;
 
-/// A loop looks once in so many turns.
-const TURNS: u32 = 256;
-/// A loop that has found nothing to do for so many turns offers its core to others each turn: where there is nobody it gets it back at once,
-/// and where threads outnumber cores it is what lets the peer answer.
-const PATIENCE: u32 = 200;
+/// A loop polls once in so many iterations.
+const CHECK_INTERVAL: u32 = 256;
+/// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
+/// once, and where threads outnumber cores it lets the peer's thread run.
+const YIELD_AFTER: u32 = 200;
 
-/// The looking.
+/// Polls the control connection and Ctrl-C.
 #[derive(Debug)]
-pub(crate) struct Watch<'a> {
+pub(crate) struct LoopMonitor<'a> {
     control: &'a Control,
-    turns: u32,
+    latency_meter: u32,
     serving: bool,
     finish: Option<Vec<u64>>,
     idle: u32,
-    patience: u32,
+    yield_after: u32,
 }
 
-impl<'a> Watch<'a> {
-    /// For the client: the peer says nothing until it is asked.
-    pub(crate) fn of_client(control: &'a Control) -> Watch<'a> {
-        Watch {
+impl<'a> LoopMonitor<'a> {
+    /// For the client: the peer sends nothing that was not requested.
+    pub(crate) fn of_client(control: &'a Control) -> LoopMonitor<'a> {
+        LoopMonitor {
             control,
-            turns: 0,
+            latency_meter: 0,
             serving: false,
             finish: None,
             idle: 0,
-            patience: if few_cores() { 0 } else { PATIENCE },
+            yield_after: if is_oversubscribed() { 0 } else { YIELD_AFTER },
         }
     }
 
-    /// For the server: the peer says when it has finished.
-    pub(crate) fn of_server(control: &'a Control) -> Watch<'a> {
-        Watch {
+    /// For the server: the peer reports when it has finished.
+    pub(crate) fn of_server(control: &'a Control) -> LoopMonitor<'a> {
+        LoopMonitor {
             serving: true,
-            ..Watch::of_client(control)
+            ..LoopMonitor::of_client(control)
         }
     }
 
-    /// One turn of a loop that found something to do.
+    /// An iteration that made progress.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when the peer failed or is gone.
     #[inline]
-    pub(crate) fn turn(&mut self) -> Result<(), Failure> {
+    pub(crate) fn busy(&mut self) -> Result<(), Failure> {
         self.idle = 0;
         self.count()
     }
 
-    /// One turn of a loop that found nothing to do.
-    ///
-    /// # Errors
-    /// As [`Watch::turn`].
+    /// An iteration that found nothing.
     #[inline]
     pub(crate) fn idle(&mut self) -> Result<(), Failure> {
-        if self.idle < self.patience {
+        if self.idle < self.yield_after {
             self.idle += 1;
             std::hint::spin_loop();
         } else {
@@ -71,17 +69,17 @@ impl<'a> Watch<'a> {
 
     #[inline]
     fn count(&mut self) -> Result<(), Failure> {
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS) && self.control.attention() {
-            self.look()
+        self.latency_meter = self.latency_meter.wrapping_add(1);
+        if self.latency_meter.is_multiple_of(CHECK_INTERVAL) && self.control.attention() {
+            self.check()
         } else {
             Ok(())
         }
     }
 
     #[cold]
-    fn look(&mut self) -> Result<(), Failure> {
-        while let Some(message) = self.control.look()? {
+    fn check(&mut self) -> Result<(), Failure> {
+        while let Some(message) = self.control.poll()? {
             match message {
                 Message::Finish(finish) if self.serving && self.finish.is_none() => self.finish = Some(finish.messages),
                 other => return Err(self.control.unexpected(&other, "silence")),
@@ -90,19 +88,20 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// The messages that the client has sent on each lane, once it has said so.
+    /// The messages that the client has sent on each queue pair, once it has reported them.
     #[inline]
     pub(crate) fn finished(&self) -> Option<&[u64]> {
         self.finish.as_deref()
     }
 }
 
-/// Whether the spinning threads of both ends are more than the cores, so that a spinner has to make way.
-fn few_cores() -> bool {
+/// Whether the busy-polling threads of both ends outnumber the cores (oversubscribed), so that they
+/// must yield.
+fn is_oversubscribed() -> bool {
     std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4)
 }
 
-/// When a test that runs for a time ends.
+/// The end of a timed test.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     duration: Option<Duration>,
@@ -110,24 +109,23 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// One that begins when it is started; without a duration it is never over.
+    /// Begins when it is started; without a duration it never passes.
     pub(crate) fn after(duration: Option<Duration>) -> Deadline {
         Deadline { duration, at_ns: None }
     }
 
-    /// Starts it.
     pub(crate) fn start(&mut self, now_ns: u64) {
         let after = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.at_ns = self.duration.map(|duration| now_ns.saturating_add(after(duration)));
     }
 
-    /// Whether it is over; reads the clock only where there is an end.
+    /// Whether it has passed; reads the clock only if there is a deadline.
     #[inline]
     pub(crate) fn is_over(&self, clock: &Clock) -> bool {
         self.at_ns.is_some_and(|at| clock.now() >= at)
     }
 
-    /// Whether it was over at this time.
+    /// Whether it had passed at this time.
     #[inline]
     pub(crate) fn is_over_at(&self, now_ns: u64) -> bool {
         self.at_ns.is_some_and(|at| now_ns >= at)

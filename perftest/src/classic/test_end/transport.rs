@@ -1,4 +1,5 @@
-//! What differs between transports, and between queue pairs with receives of their own and those that share them.
+//! What differs between transports, and between queue pairs with and without a shared receive
+//! queue.
 
 use std::fmt::Debug;
 
@@ -9,55 +10,50 @@ use doorbell_verbs::{
     UdEndpoint,
 };
 
-use super::super::wire::Half;
+use super::super::wire::PendingConnection;
 
 /// A transport that a test can run on.
-pub(crate) trait Service: Transport + Sized {
-    /// Bytes in front of every message received.
+pub(crate) trait TestTransport: Transport + Sized {
+    /// Bytes before every received message: the GRH of UD.
     const HEADER: u64 = 0;
-    /// A queue pair of which the other end is not known yet.
+    /// A queue pair whose peer is not known yet.
     type Prepared: Debug;
-    /// Where messages go, as far as each must say.
-    type To: Debug;
+    /// The destination of a SEND, on an unconnected transport.
+    type Destination: Debug;
 
-    /// Makes a queue pair.
-    ///
-    /// # Errors
-    /// When the device refuses.
+    /// Creates a queue pair.
     fn prepare(
         builder: QueuePairBuilder<'_>,
         shared: Option<&SharedReceiveQueue>,
     ) -> Result<Self::Prepared, QueuePairError>;
 
-    /// What the other end must know of it.
+    /// The endpoint to send to the peer.
     fn endpoint(prepared: &Self::Prepared) -> Endpoint;
 
-    /// Connects it, or makes what its datagrams need.
-    ///
-    /// # Errors
-    /// In words, when the device refuses.
+    /// Connects it, or creates its address handle (UD).
     fn connect(
         prepared: Self::Prepared,
         peer: &Endpoint,
         route: AddressHandleBuilder<'_>,
-    ) -> Result<(QueuePair<Self>, Self::To), String>;
+    ) -> Result<(QueuePair<Self>, Self::Destination), String>;
 
-    /// Lets the connection manager connect it.
+    /// Connects it by the connection manager.
     ///
     /// # Errors
-    /// In words, when the other end does not take part, or the device refuses; or when the manager connects none of this transport.
-    fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String>;
+    /// As text, when the peer does not take part, the device refuses, or the manager does not
+    /// connect this transport.
+    fn connect_by_cm(
+        prepared: Self::Prepared,
+        pending: PendingConnection,
+    ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String>;
 
-    /// Adds a SEND to a list.
-    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: impl Source, signal: bool);
+    /// Adds a SEND to a post list.
+    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
 
-    /// Adds a SEND of bytes that travel inline.
-    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::To, message: &'d [u8], signal: bool);
+    /// Adds an inline SEND.
+    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
 
-    /// Posts receives with one call, to the queue pair or to the queue that it shares.
-    ///
-    /// # Errors
-    /// When they are refused.
+    /// Posts receives with one call, to the queue pair or to its shared receive queue.
     fn receive<S: Sink>(
         qp: &mut QueuePair<Self>,
         shared: Option<&mut SharedReceiveQueue>,
@@ -65,9 +61,9 @@ pub(crate) trait Service: Transport + Sized {
     ) -> Result<(), Refused>;
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Debug)]
-pub(crate) struct Far {
+pub(crate) struct UdDestination {
     ah: AddressHandle,
     qpn: Qpn,
 }
@@ -98,19 +94,19 @@ macro_rules! sends {
         }
     };
     (datagrams) => {
-        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: impl Source, signal: bool) {
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
             batch
                 .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
                 .signalled_if(signal);
         }
 
-        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Far, message: &'d [u8], signal: bool) {
+        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
             batch
                 .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
                 .signalled_if(signal);
         }
 
-        /// Datagrams go by no sequence: what is told for one means nothing.
+        /// Datagrams have no PSN to agree on, so 0 is sent.
         fn endpoint(prepared: &Self::Prepared) -> Endpoint {
             let own = prepared.endpoint();
             Endpoint {
@@ -127,7 +123,7 @@ macro_rules! sends {
             prepared: Self::Prepared,
             peer: &Endpoint,
             route: AddressHandleBuilder<'_>,
-        ) -> Result<(QueuePair<Self>, Far), String> {
+        ) -> Result<(QueuePair<Self>, UdDestination), String> {
             let to = UdEndpoint {
                 gid: peer.gid,
                 lid: peer.lid,
@@ -136,20 +132,26 @@ macro_rules! sends {
                 mtu: peer.mtu,
             };
             let ah = route.to(&to).map_err(|e| e.to_string())?;
-            Ok((prepared, Far { ah, qpn: peer.qpn }))
+            Ok((prepared, UdDestination { ah, qpn: peer.qpn }))
         }
     };
 }
 
-macro_rules! joins {
+macro_rules! cm_connects {
     (reliable) => {
-        fn join(prepared: Self::Prepared, half: Half) -> Result<(QueuePair<Self>, (), Connection), String> {
-            let (qp, connection) = half.connect(prepared).map_err(|e| e.to_string())?;
+        fn connect_by_cm(
+            prepared: Self::Prepared,
+            pending: PendingConnection,
+        ) -> Result<(QueuePair<Self>, (), Connection), String> {
+            let (qp, connection) = pending.connect(prepared).map_err(|e| e.to_string())?;
             Ok((qp, (), connection))
         }
     };
     (unreliable) => {
-        fn join(_: Self::Prepared, _: Half) -> Result<(QueuePair<Self>, Self::To, Connection), String> {
+        fn connect_by_cm(
+            _: Self::Prepared,
+            _: PendingConnection,
+        ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String> {
             Err("the connection manager connects reliable queue pairs alone: leave -R out".to_owned())
         }
     };
@@ -179,12 +181,12 @@ macro_rules! receives {
     };
 }
 
-macro_rules! service {
-    ($transport:ty, $header:expr, $prepared:ty, $to:ty, $sends:tt, $joins:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
-        impl Service for $transport {
+macro_rules! test_transport {
+    ($transport:ty, $header:expr, $prepared:ty, $destination:ty, $sends:tt, $cm_connects:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
+        impl TestTransport for $transport {
             const HEADER: u64 = $header;
             type Prepared = $prepared;
-            type To = $to;
+            type Destination = $destination;
 
             fn prepare(
                 $builder: QueuePairBuilder<'_>,
@@ -194,21 +196,21 @@ macro_rules! service {
             }
 
             sends!($sends);
-            joins!($joins);
+            cm_connects!($cm_connects);
             receives!($receives);
         }
     };
 }
 
-/// The queue that is shared: there is one wherever a transport that shares one is used.
+/// The shared receive queue, which exists wherever a transport that shares one is used.
 fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueuePairError> {
     shared.ok_or(QueuePairError::ForeignSharedReceiveQueue)
 }
 
-/// Bytes in front of a datagram.
+/// Length of the GRH before a datagram.
 const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
 
-service!(
+test_transport!(
     Rc,
     0,
     PreparedQueuePair<Rc>,
@@ -218,7 +220,7 @@ service!(
     own,
     |builder, _shared| builder.rc()
 );
-service!(
+test_transport!(
     Uc,
     0,
     PreparedQueuePair<Uc>,
@@ -228,17 +230,17 @@ service!(
     own,
     |builder, _shared| builder.uc()
 );
-service!(
+test_transport!(
     Ud,
     GRH,
     QueuePair<Ud>,
-    Far,
+    UdDestination,
     datagrams,
     unreliable,
     own,
     |builder, _shared| builder.ud()
 );
-service!(
+test_transport!(
     SharedReceive<Rc>,
     0,
     PreparedQueuePair<SharedReceive<Rc>>,
@@ -248,7 +250,7 @@ service!(
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).rc()
 );
-service!(
+test_transport!(
     SharedReceive<Uc>,
     0,
     PreparedQueuePair<SharedReceive<Uc>>,
@@ -258,11 +260,11 @@ service!(
     shared,
     |builder, shared| builder.shared_receive(of(shared)?).uc()
 );
-service!(
+test_transport!(
     SharedReceive<Ud>,
     GRH,
     QueuePair<SharedReceive<Ud>>,
-    Far,
+    UdDestination,
     datagrams,
     unreliable,
     shared,

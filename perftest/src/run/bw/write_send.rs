@@ -1,11 +1,13 @@
 //! The client of `bw write` and `bw send`.
 //!
-//! Without `--verify` every message comes from the same memory, through as many handles as may be in flight, and a write always goes to the
-//! same place; a message is done when it is acknowledged. With `--verify` every message has bytes of its own, and a write a slot of its own at
-//! the peer until the peer has looked at it; a message is done when the peer says so.
+//! Without `--verify` every message has the same source buffer, with one handle per message in
+//! flight, and a write always has the same target; a message is done when it is acknowledged. With
+//! `--verify` every message has its own payload, and a write its own slot at the peer until the
+//! peer has checked it; a message is done when the peer has advertised it.
 //!
-//! The peer says so in a counter, a word of this side's memory that it writes: messages looked at (verified write) or receives posted again
-//! (send). Either way that many messages more than it has slots may be sent, so a sender never meets a receiver that is not ready.
+//! The peer advertises credits in a counter, a word of this end's memory that it writes: messages
+//! checked (verified write) or receives reposted (send). At most that many messages plus the number
+//! of slots may be sent, so a SEND always finds a posted receive (no RNR NAK).
 
 use std::sync::atomic::Ordering;
 
@@ -13,67 +15,67 @@ use doorbell_verbs::{
     Batch, Buffer, Completion, Frozen, Local, Memory, Opaque, ProtectionDomain, Remote, RemoteWrite, Write as MayWrite,
 };
 
-use super::super::gpu::{Content, Pool};
+use super::super::gpu::{Content, GpuPool};
 use super::super::pattern::Pattern;
-use super::super::station::{Grants, Keys, Needs, Own, Test, Theirs, refused};
-use super::stream::{Flow, Pace, Wrong};
+use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, refused};
+use super::bw_loop::{BwRequester, DataError, PostParams};
 use crate::failure::Failure;
 use crate::plan::Verb;
 
-/// One lane.
+/// The writes or sends of one queue pair.
 #[derive(Debug)]
-pub(crate) struct Push {
+pub(crate) struct WriteSendRequester {
     seed: u64,
-    lane: usize,
+    qp_index: usize,
     bytes: u64,
     verify: bool,
     sources: Sources,
-    /// Where the peer counts; without it there is no limit but the window.
+    /// The counter that the peer writes; without one only the window limits.
     counter: Option<Buffer<RemoteWrite>>,
-    /// Where a write goes.
+    /// The target of a write.
     target: Option<Remote<MayWrite>>,
-    /// Where to count for the peer.
+    /// The peer's word for the message count of a verified write.
     notice: Option<Remote<MayWrite>>,
     slots: u64,
 }
 
-/// What is sent.
+/// The send buffers.
 #[derive(Debug)]
 enum Sources {
-    /// Handles to the same bytes.
+    /// Handles of the same buffer.
     Same(Vec<Buffer<Frozen>>),
     /// Buffers to be filled for each message.
     Different(Vec<Buffer<Local>>),
     /// Buffers in a GPU's memory, filled for each message with `--verify`.
-    Gpu(Box<Pool>),
-    /// Nothing: messages travel inline.
+    Gpu(Box<GpuPool>),
+    /// None: messages are sent inline.
     Inline,
 }
 
-/// Whether the peer counts in this test.
+/// Whether the peer advertises credits in this test.
 fn is_counted(test: &Test<'_>) -> bool {
     test.plan.verify || test.plan.verb == Verb::Send
 }
 
-impl Own for Push {
-    fn needs(test: &Test<'_>) -> Needs {
-        let grants = if is_counted(test) {
-            Grants::Write
+impl QpMemory for WriteSendRequester {
+    fn requirements(test: &Test<'_>) -> QpRequirements {
+        let access = if is_counted(test) {
+            RemoteAccess::Write
         } else {
-            Grants::Nothing
+            RemoteAccess::Nothing
         };
-        Needs {
-            send: Pace::new(test, Self::requests_per_list(test)).depth(),
+        QpRequirements {
+            send: PostParams::new(test, Self::requests_per_list(test)).depth(),
             receive: 1,
             inline: 8,
-            grants,
+            access,
         }
     }
 
-    fn new(test: &Test<'_>, pd: &ProtectionDomain, lane: usize) -> Result<Self, Failure> {
+    fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
         let (len, window) = (test.len(), test.window() as usize);
         let sources = if let Some(gpu) = &test.device.gpu {
-            Sources::Gpu(Box::new(Pool::new(gpu, pd, len, window)?))
+            Sources::Gpu(Box::new(GpuPool::new(gpu, pd, len, window)?))
         } else if test.is_inline() {
             Sources::Inline
         } else if test.plan.verify {
@@ -90,9 +92,9 @@ impl Own for Push {
             .then(|| pd.register(Memory::zeroed(8), RemoteWrite))
             .transpose()
             .map_err(refused)?;
-        Ok(Push {
+        Ok(WriteSendRequester {
             seed: test.plan.seed,
-            lane,
+            qp_index,
             bytes: test.bytes,
             verify: test.plan.verify,
             sources,
@@ -103,8 +105,8 @@ impl Own for Push {
         })
     }
 
-    fn keys(&self) -> Keys {
-        Keys {
+    fn advertised_memory(&self) -> AdvertisedMemory {
+        AdvertisedMemory {
             slots: 0,
             data: None,
             counter: self.counter.as_ref().map(|counter| counter.remote().to_bytes()),
@@ -112,22 +114,22 @@ impl Own for Push {
     }
 }
 
-impl Flow for Push {
+impl BwRequester for WriteSendRequester {
     fn requests_per_list(test: &Test<'_>) -> u32 {
         u32::from(test.plan.verify && test.plan.verb == Verb::Write)
     }
 
-    fn attach(&mut self, test: &Test<'_>, theirs: &Theirs) -> Result<(), Failure> {
-        self.slots = theirs.slots.into();
+    fn attach(&mut self, test: &Test<'_>, peer: &PeerQp) -> Result<(), Failure> {
+        self.slots = peer.slots.into();
         if self.slots == 0 {
             return Err(Failure::test(format!(
-                "{theirs} has no room for a message: are both ends the same doorbell?"
+                "{peer} has no slot for a message: are both ends the same doorbell?"
             )));
         }
         if test.plan.verb == Verb::Write {
-            self.target = Some(theirs.data(self.slots * self.bytes)?);
+            self.target = Some(peer.data(self.slots * self.bytes)?);
             if self.verify {
-                self.notice = Some(theirs.counter()?);
+                self.notice = Some(peer.counter()?);
             }
         }
         Ok(())
@@ -152,7 +154,7 @@ impl Flow for Push {
     }
 
     fn payload(&self, index: u64, into: &mut [u8]) {
-        Pattern::new(self.seed, self.lane, index).fill(into);
+        Pattern::new(self.seed, self.qp_index, index).fill(into);
     }
 
     #[inline]
@@ -178,7 +180,7 @@ impl Flow for Push {
             }
             (Sources::Different(free), None, target) => {
                 if let Some(mut buffer) = free.pop() {
-                    Pattern::new(self.seed, self.lane, index).fill(&mut buffer);
+                    Pattern::new(self.seed, self.qp_index, index).fill(&mut buffer);
                     match target {
                         Some(target) => post!(batch.write(buffer, target)),
                         None => post!(batch.send(buffer)),
@@ -187,7 +189,7 @@ impl Flow for Push {
             }
             (Sources::Gpu(pool), None, target) => {
                 let content = if self.verify {
-                    Content::Right(Pattern::new(self.seed, self.lane, index))
+                    Content::Pattern(Pattern::new(self.seed, self.qp_index, index))
                 } else {
                     Content::Any
                 };
@@ -210,16 +212,16 @@ impl Flow for Push {
     }
 
     #[inline]
-    fn retire(&mut self, mut done: Completion<'_>) -> Result<(), Wrong> {
+    fn retire(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
         match &mut self.sources {
             Sources::Same(free) => free.extend(done.take::<Frozen>()),
             Sources::Different(free) => free.extend(done.take::<Local>()),
             Sources::Gpu(pool) => {
                 if let Some(buffer) = done.take::<Opaque<Local>>() {
-                    pool.give(buffer);
+                    pool.release(buffer);
                 }
-                if let Some(failure) = pool.failed() {
-                    return Err(Wrong::Gpu(failure.to_string()));
+                if let Some(failure) = pool.take_error() {
+                    return Err(DataError::Gpu(failure.to_string()));
                 }
             }
             Sources::Inline => {}

@@ -1,51 +1,54 @@
-//! One end of a test: queue pairs, connected to the other end's by what the conversation brought, with the memory that the other end may reach.
+//! One end of a test: its queue pairs, connected to the peer's, and the memory that the peer may
+//! access.
 //!
-//! [`Station::establish`] says hello, makes everything, tells the keys, connects, and meets the other end at the barrier that all tests have before their first size. What it leaves to the loops is
-//! the memory that they send from and receive into: `memory` has what most need. `service` is what differs between transports, so that a loop is written once for all.
+//! [`TestEnd::establish`] exchanges parameters, creates everything, exchanges QP information,
+//! connects, and waits at the barrier that all tests have before their first size. The loops
+//! allocate the memory they send from and receive into, mostly with `memory`. `transport` is what
+//! differs between transports, so that each loop is written once.
 //!
-//! Where a C tool at the other end writes to or reads from is up to it: it goes through the first page behind the address that it was told, message by message, and begins anew at its end
-//! ([`Cycle`]). So every queue pair has at least a page.
+//! A C tool as the peer chooses itself where it writes to or reads from: it goes through the first
+//! page at the address it was given, message by message, and wraps around ([`Cycle`]). So every
+//! queue pair has at least a page.
 
+mod cm_connect;
 mod gpu;
-mod joined;
 mod memory;
-mod service;
+mod transport;
 
 use doorbell_verbs::{
     AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, Failure as Completed, GidEntry,
-    Key as Grants, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused, Remote,
-    RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
+    Key as RemoteRight, LinkLayer, Mtu, Opaque, PortState, ProtectionDomain, QueuePair, QueuePairBuilder, Refused,
+    Remote, RemoteAtomic, RemoteRead, RemoteWrite, SharedReceiveQueue,
 };
 
 pub(crate) use gpu::slots;
 pub(crate) use memory::{Cycle, allocate, frozen, registration, scratch};
-pub(crate) use service::Service;
+pub(crate) use transport::TestTransport;
 
-use self::joined::{Joined, join};
+use self::cm_connect::{QpSetup, connect_by_cm};
 
 use super::layout::{Address, Header};
 use super::printer::Printer;
 use super::settings::Settings;
 use super::tool::{Kind, Tool, Verb};
-use super::wire::{Conversation, Greeting, Key, Managed};
+use super::wire::{CmEndpoint, ControlConnection, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
-/// What this machine's page and cache line are, as far as the other end has to know: no message of a test depends on them.
+/// The page size and cache line this end reports; no message of a test depends on them.
 const PAGE: u32 = 4096;
-/// See [`PAGE`].
 const CACHE_LINE: u32 = 64;
-/// How often a receiver that has no receive posted is asked again: for ever, as the C tools rely on it.
+/// RNR retry count: 7 is infinite, as the C tools rely on it.
 const RNR_RETRY: u8 = 7;
-/// Bytes that travel inline unless the command line says otherwise, on adapters of [`INLINING`].
+/// Default inline size of `ib_write_lat` on adapters of [`INLINE_VENDORS`].
 const INLINE_WRITE_LATENCY: u32 = 220;
-/// See [`INLINE_WRITE_LATENCY`].
+/// Default inline size of `ib_send_lat` on adapters of [`INLINE_VENDORS`].
 const INLINE_SEND_LATENCY: u32 = 236;
 
-/// Whose adapters the C tools let messages travel inline on by default, by the vendors' numbers: on those that they do not know, software among them, nothing does. Figures of the two are of the same thing only where
-/// this is the same.
-const INLINING: [u32; 8] = [
+/// Vendor ids of the adapters on which the C tools send inline by default; on others, software
+/// devices among them, they do not. Results are comparable only where this is the same.
+const INLINE_VENDORS: [u32; 8] = [
     0x02c9, // Mellanox, NVIDIA
     0x15b3, // the same, by PCI
     0x119f, // Bull
@@ -56,72 +59,71 @@ const INLINING: [u32; 8] = [
     0x8086, // Intel
 ];
 
-/// The memory of a queue pair that the other end may reach.
+/// The memory of a queue pair that the peer may access.
 #[derive(Debug)]
 pub(crate) enum Target {
-    /// None.
     Nothing,
-    /// It may write there.
-    Written(Buffer<RemoteWrite>),
-    /// It may read there.
+    /// Remote write.
+    Write(Buffer<RemoteWrite>),
+    /// Remote read.
     Read(Buffer<RemoteRead>),
-    /// It may do atomics there.
-    Counted(Buffer<RemoteAtomic>),
-    /// It may write there, in a GPU's memory.
-    GpuWritten(Buffer<Opaque<RemoteWrite>>),
-    /// It may read there, in a GPU's memory.
+    /// Remote atomic.
+    Atomic(Buffer<RemoteAtomic>),
+    /// Remote write to a GPU's memory.
+    GpuWrite(Buffer<Opaque<RemoteWrite>>),
+    /// Remote read of a GPU's memory.
     GpuRead(Buffer<Opaque<RemoteRead>>),
 }
 
 impl Target {
-    /// The key and the address to tell.
-    fn told(&self) -> (u32, u64) {
+    /// The rkey and the address to send to the peer.
+    fn rkey_and_addr(&self) -> (u32, u64) {
         match self {
             Target::Nothing => (0, 0),
-            Target::Written(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Write(memory) => (memory.remote().rkey().0, memory.addr()),
             Target::Read(memory) => (memory.remote().rkey().0, memory.addr()),
-            Target::Counted(memory) => (memory.remote().rkey().0, memory.addr()),
-            Target::GpuWritten(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::Atomic(memory) => (memory.remote().rkey().0, memory.addr()),
+            Target::GpuWrite(memory) => (memory.remote().rkey().0, memory.addr()),
             Target::GpuRead(memory) => (memory.remote().rkey().0, memory.addr()),
         }
     }
 }
 
-/// A queue pair and what belongs to it.
+/// A queue pair of the test, with its memory and both ends' QP information.
 #[derive(Debug)]
-pub(crate) struct Lane<T: Service> {
-    /// The queue pair, connected. Its completions' tag is the lane's index.
+pub(crate) struct TestQp<T: TestTransport> {
+    /// The connected queue pair. The tag of its completions is its index.
     pub(crate) qp: QueuePair<T>,
-    /// Where its datagrams go.
-    pub(crate) to: T::To,
-    /// What the other end was told of it.
-    pub(crate) ours: Key,
-    /// What the other end told.
-    pub(crate) theirs: Key,
-    /// What the other end may reach.
+    /// Destination of its datagrams (UD).
+    pub(crate) to: T::Destination,
+    /// The QP information sent to the peer.
+    pub(crate) ours: QpInfo,
+    /// The peer's QP information.
+    pub(crate) theirs: QpInfo,
+    /// What the peer may access.
     pub(crate) target: Target,
 }
 
-impl<T: Service> Lane<T> {
-    /// The other end's memory, as far as a test that cycles over it goes.
-    pub(crate) fn remote<K: Grants>(&self, cycle: &Cycle) -> Remote<K> {
+impl<T: TestTransport> TestQp<T> {
+    /// The peer's memory, as far as `cycle` goes.
+    pub(crate) fn remote<K: RemoteRight>(&self, cycle: &Cycle) -> Remote<K> {
         Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
     }
 
-    /// The failure that a failed completion stands for.
+    /// The failure for a failed completion.
     #[cold]
     pub(crate) fn failed(&self, failure: &Completed) -> Failure {
         Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
     }
 
-    /// The failure that a refused request stands for.
+    /// The failure for a refused request.
     #[cold]
     pub(crate) fn refused(&self, refused: &Refused) -> Failure {
         Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
     }
 }
 
-impl<T: Service> std::fmt::Display for Lane<T> {
+impl<T: TestTransport> std::fmt::Display for TestQp<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.theirs.gid {
             Some(gid) => write!(f, "peer {} (queue pair {})", gid.to_ip(), self.theirs.qpn),
@@ -132,34 +134,33 @@ impl<T: Service> std::fmt::Display for Lane<T> {
 
 /// One end.
 #[derive(Debug)]
-pub(crate) struct Station<T: Service> {
-    /// Where all requests complete, sends and receives of all lanes. With `-e` it can be waited for.
+pub(crate) struct TestEnd<T: TestTransport> {
+    /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
     pub(crate) cq: CompletionQueue,
-    /// The lanes.
-    pub(crate) lanes: Vec<Lane<T>>,
-    /// The receives of all lanes, with `--use-srq`.
+    pub(crate) qps: Vec<TestQp<T>>,
+    /// The shared receive queue, with `--use-srq`.
     pub(crate) shared: Option<SharedReceiveQueue>,
-    /// Messages of up to so many bytes travel inline.
+    /// Messages of up to so many bytes are sent inline.
     pub(crate) inline: u32,
-    /// What both ends go by.
-    pub(crate) greeting: Greeting,
-    /// For memory of the loops' own.
+    /// The parameters both ends agreed on.
+    pub(crate) parameters: SharedParameters,
+    /// For the memory of the loops.
     pub(crate) pd: ProtectionDomain,
-    /// In whose memory messages lie, if they do.
+    /// The GPU whose memory messages lie in, with `--use_cuda`.
     pub(crate) gpu: Option<Gpu>,
 }
 
-/// How many requests each queue pair is to have room for, beyond which nothing is posted.
+/// The queue depths of each queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Depths {
-    /// In the send queue.
+    /// Of the send queue.
     pub(crate) send: u32,
-    /// In the receive queue, or in the shared one.
+    /// Of the receive queue, or of the shared one.
     pub(crate) receive: u32,
 }
 
 impl Depths {
-    /// What the settings come to: at least one of each, as devices want.
+    /// The depths of these settings: at least one of each, as devices require.
     pub(crate) fn of(settings: &Settings) -> Depths {
         let sends = sends(settings);
         let receives = settings.tool.verb == Verb::Send
@@ -177,26 +178,28 @@ fn sends(settings: &Settings) -> bool {
     !settings.receives() || settings.bidirectional || answers
 }
 
-/// Whether the other end reaches into this one's memory.
+/// Whether the peer accesses this end's memory.
 fn is_target(settings: &Settings) -> bool {
     let answered = settings.tool.kind == Kind::Lat && settings.tool.verb == Verb::Write;
     settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
 }
 
-impl<T: Service> Station<T> {
-    /// Makes this end, and connects it to the other: from the greeting to the barrier behind the keys. Prints the head of the run as it goes.
+impl<T: TestTransport> TestEnd<T> {
+    /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
+    /// after the exchange of QP information. Prints the header on the way.
     ///
     /// # Errors
-    /// [`Failure::Test`] when the device refuses something or the other end fails; [`Failure::Lost`] when it is gone; [`Failure::Interrupted`].
+    /// [`Failure::Test`] when the device refuses something or the peer fails; [`Failure::Lost`]
+    /// when it is gone; [`Failure::Interrupted`].
     pub(crate) fn establish(
         settings: &Settings,
         device: &Device,
-        conversation: &mut Conversation,
-        managed: Option<Managed>,
+        control: &mut ControlConnection,
+        cm: Option<CmEndpoint>,
         interrupt: &Interrupt,
         printer: &mut Printer<'_>,
         depths: Depths,
-    ) -> Result<Station<T>, Failure> {
+    ) -> Result<TestEnd<T>, Failure> {
         let context = &device.context;
         let port = context.port(settings.device_port).map_err(refused)?;
         if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
@@ -207,18 +210,18 @@ impl<T: Service> Station<T> {
                 port.state
             )));
         }
-        let ours = Greeting {
+        let ours = SharedParameters {
             page: PAGE,
             cache_line: CACHE_LINE,
             mtu: path_mtu(settings, context.name(), port.active_mtu)?,
         };
-        let greeting = conversation.greet(ours)?;
+        let parameters = control.exchange_parameters(ours)?;
         let gid = choose_gid(settings, device, port.link_layer)?;
         let pd = context.protection_domain().map_err(refused)?;
         let outstanding = outstanding(settings, device)?;
-        let mut maker = Maker {
+        let mut builder = EndBuilder {
             settings,
-            greeting,
+            parameters,
             gid,
             outstanding,
             depths,
@@ -226,9 +229,9 @@ impl<T: Service> Station<T> {
             gpu: device.gpu.as_ref(),
             inline: inline(settings, context.attr().vendor_id),
         };
-        let targets = maker.targets()?;
-        let entries = maker.entries();
-        let channel = maker.channel(device)?;
+        let targets = builder.targets()?;
+        let entries = builder.entries();
+        let channel = builder.channel(device)?;
         let cq = match &channel {
             Some(channel) => context.completion_queue_on_vector(channel, settings.vector, entries),
             None => context.completion_queue(entries),
@@ -239,40 +242,34 @@ impl<T: Service> Station<T> {
             .then(|| pd.shared_receive_queue(depths.receive).create())
             .transpose()
             .map_err(refused)?;
-        // A queue pair that is made to see what fits goes again, but what it has reserved in its completion queue does not at once: it has one of its own.
+        // A trial queue pair for the inline size uses its own completion queue: the space it
+        // reserves there may not be released at once.
         let trial = context.completion_queue(entries).map_err(refused)?;
-        maker.fit_inline::<T>(&trial, shared.as_ref())?;
+        builder.fit_inline::<T>(&trial, shared.as_ref())?;
         drop(trial);
-        printer.header(&maker.header(context.name(), port.link_layer))?;
+        printer.header(&builder.header(context.name(), port.link_layer))?;
         let mut prepared = Vec::with_capacity(targets.len());
         for (index, target) in targets.into_iter().enumerate() {
-            let qp = T::prepare(maker.builder(&cq, index), shared.as_ref()).map_err(refused)?;
+            let qp = T::prepare(builder.builder(&cq, index), shared.as_ref()).map_err(refused)?;
             let endpoint = T::endpoint(&qp);
-            let key = maker.key(&endpoint, &target);
-            prepared.push((qp, key, target));
+            let qp_info = builder.qp_info(&endpoint, &target);
+            prepared.push((qp, qp_info, target));
         }
-        let ours: Vec<Key> = prepared.iter().map(|(_, key, _)| *key).collect();
+        let ours: Vec<QpInfo> = prepared.iter().map(|(_, qp_info, _)| *qp_info).collect();
         let (queue_pairs, targets): (Vec<_>, Vec<_>) = prepared.into_iter().map(|(qp, _, target)| (qp, target)).unzip();
-        let joined = join::<T>(
-            queue_pairs,
-            conversation,
-            managed,
-            settings.is_server(),
-            printer,
-            interrupt,
-        )?;
-        let theirs = conversation.keys(&ours)?;
-        let addresses = |keys: &[Key]| keys.iter().map(address).collect::<Vec<_>>();
+        let connected = connect_by_cm::<T>(queue_pairs, control, cm, settings.is_server(), printer, interrupt)?;
+        let theirs = control.exchange_qp_infos(&ours)?;
+        let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
         printer.addresses(&addresses(&ours), &addresses(&theirs))?;
-        let mut lanes = Vec::with_capacity(joined.len());
-        for (((qp, target), &ours), theirs) in joined.into_iter().zip(targets).zip(&ours).zip(theirs) {
-            let peer = maker.endpoint_of(&theirs)?;
+        let mut qps = Vec::with_capacity(connected.len());
+        for (((qp, target), &ours), theirs) in connected.into_iter().zip(targets).zip(&ours).zip(theirs) {
+            let peer = builder.endpoint_of(&theirs)?;
             let (qp, to) = match qp {
-                Joined::Not(qp) => T::connect(qp, &peer, maker.route())
-                    .map_err(|reason| Failure::test(format!("peer {}: {}", conversation.peer(), one_line(&reason))))?,
-                Joined::Yes(connected) => *connected,
+                QpSetup::NotConnected(qp) => T::connect(qp, &peer, builder.route())
+                    .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?,
+                QpSetup::Connected(connected) => *connected,
             };
-            lanes.push(Lane {
+            qps.push(TestQp {
                 qp,
                 to,
                 ours,
@@ -280,53 +277,47 @@ impl<T: Service> Station<T> {
                 target,
             });
         }
-        // Both ends are connected when both have told their keys once more.
-        conversation.keys(&ours)?;
-        let inline = maker.inline;
-        let station = Station {
+        // The second exchange is the barrier at which both ends are connected.
+        control.exchange_qp_infos(&ours)?;
+        let inline = builder.inline;
+        let test_end = TestEnd {
             cq,
-            lanes,
+            qps,
             shared,
             inline,
-            greeting,
+            parameters,
             pd,
             gpu: device.gpu.clone(),
         };
-        station.meet(conversation)?;
-        Ok(station)
+        test_end.barrier(control)?;
+        Ok(test_end)
     }
 
-    /// Waits for the other end to come this far: a barrier, of those that no measurement goes on behind.
-    ///
-    /// # Errors
-    /// As [`Conversation::barrier`].
-    pub(crate) fn meet(&self, conversation: &mut Conversation) -> Result<(), Failure> {
-        conversation.barrier(&self.lanes[0].ours)
+    /// Barrier: waits until the peer has got here too. For barriers before a measurement.
+    pub(crate) fn barrier(&self, control: &mut ControlConnection) -> Result<(), Failure> {
+        control.barrier(&self.qps[0].ours)
     }
 
-    /// As [`Station::meet`], with no deadline: the other end may be measuring.
-    ///
-    /// # Errors
-    /// As [`Conversation::barrier_after_test`].
-    pub(crate) fn meet_after_test(&self, conversation: &mut Conversation) -> Result<(), Failure> {
-        conversation.barrier_after_test(&self.lanes[0].ours)
+    /// As [`TestEnd::barrier`], without a deadline, as the peer may still be measuring.
+    pub(crate) fn barrier_after_test(&self, control: &mut ControlConnection) -> Result<(), Failure> {
+        control.barrier_after_test(&self.qps[0].ours)
     }
 
-    /// Whether messages of `bytes` travel inline from this end.
+    /// Whether this end sends messages of `bytes` inline.
     pub(crate) fn is_inline(&self, bytes: u64) -> bool {
         bytes <= u64::from(self.inline)
     }
 
-    /// How messages of `bytes` go through memory.
+    /// The cycle buffer of messages of `bytes`.
     pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
-        Cycle::new(bytes, T::HEADER, &self.greeting)
+        Cycle::new(bytes, T::HEADER, &self.parameters)
     }
 }
 
-/// What queue pairs are made by.
-struct Maker<'a> {
+/// What the queue pairs are created from.
+struct EndBuilder<'a> {
     settings: &'a Settings,
-    greeting: Greeting,
+    parameters: SharedParameters,
     gid: Option<GidEntry>,
     outstanding: u8,
     depths: Depths,
@@ -335,8 +326,8 @@ struct Maker<'a> {
     inline: u32,
 }
 
-impl<'a> Maker<'a> {
-    /// Memory for the other end, one piece for each queue pair.
+impl<'a> EndBuilder<'a> {
+    /// Memory for the peer, one piece for each queue pair.
     fn targets(&self) -> Result<Vec<Target>, Failure> {
         let settings = self.settings;
         let qps = settings.qps as usize;
@@ -344,21 +335,21 @@ impl<'a> Maker<'a> {
             return Ok((0..qps).map(|_| Target::Nothing).collect());
         }
         let longest = settings.sizes.iter().max().copied().unwrap_or(0);
-        // Shorter messages go through the whole page.
-        let len = Cycle::new(longest, 0, &self.greeting)
+        // Shorter messages cycle through the whole page.
+        let len = Cycle::new(longest, 0, &self.parameters)
             .len()
-            .max(self.greeting.page.into());
+            .max(self.parameters.page.into());
         if let Some(gpu) = self.gpu {
             return match settings.tool.verb {
-                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWritten),
+                Verb::Write => gpu::pieces(settings, gpu, self.pd, len, RemoteWrite, Target::GpuWrite),
                 Verb::Read => gpu::pieces(settings, gpu, self.pd, len, RemoteRead, Target::GpuRead),
-                Verb::Atomic | Verb::Send => Err(Failure::usage("atomics are not done in a GPU's memory here")),
+                Verb::Atomic | Verb::Send => Err(Failure::usage("atomics in a GPU's memory are not supported")),
             };
         }
         match settings.tool.verb {
-            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Written),
+            Verb::Write => memory::pieces(settings, self.pd, len, RemoteWrite, Target::Write),
             Verb::Read => memory::pieces(settings, self.pd, len, RemoteRead, Target::Read),
-            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Counted),
+            Verb::Atomic => memory::pieces(settings, self.pd, len, RemoteAtomic, Target::Atomic),
             Verb::Send => Ok(Vec::new()),
         }
     }
@@ -391,7 +382,7 @@ impl<'a> Maker<'a> {
             .retry_count(settings.retry)
             .rnr_retry(RNR_RETRY)
             .rd_atomic(self.outstanding)
-            .mtu(self.greeting.mtu)
+            .mtu(self.parameters.mtu)
             .traffic_class(settings.traffic_class)
             .hop_limit(settings.hop_limit)
             .flow_label(settings.flow_label)
@@ -411,7 +402,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// How datagrams leave.
+    /// The route of datagrams (UD address handles).
     fn route(&self) -> AddressHandleBuilder<'a> {
         let settings = self.settings;
         let route = self
@@ -432,8 +423,9 @@ impl<'a> Maker<'a> {
         self.gid.and_then(|gid| u8::try_from(gid.index).ok())
     }
 
-    /// Sets how much travels inline: what was asked for, or the C tools' default where the device has it.
-    fn fit_inline<T: Service>(
+    /// Sets the inline size: the one given with `-I`, or the C tools' default if the device
+    /// supports it.
+    fn fit_inline<T: TestTransport>(
         &mut self,
         cq: &CompletionQueue,
         shared: Option<&SharedReceiveQueue>,
@@ -459,7 +451,7 @@ impl<'a> Maker<'a> {
         Header {
             device: device.to_owned(),
             infiniband: layer != LinkLayer::Ethernet,
-            mtu: self.greeting.mtu.bytes(),
+            mtu: self.parameters.mtu.bytes(),
             gid_index: self.gid.map(|gid| gid.index),
             inline_bytes: self.inline,
             outstanding: self.outstanding.into(),
@@ -468,10 +460,10 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// What the other end is told of a queue pair.
-    fn key(&self, endpoint: &Endpoint, target: &Target) -> Key {
-        let (rkey, vaddr) = target.told();
-        Key {
+    /// The QP information sent to the peer.
+    fn qp_info(&self, endpoint: &Endpoint, target: &Target) -> QpInfo {
+        let (rkey, vaddr) = target.rkey_and_addr();
+        QpInfo {
             lid: endpoint.lid,
             out_reads: self.outstanding.into(),
             qpn: endpoint.qpn,
@@ -483,8 +475,8 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// What to connect to.
-    fn endpoint_of(&self, theirs: &Key) -> Result<Endpoint, Failure> {
+    /// The peer's endpoint.
+    fn endpoint_of(&self, theirs: &QpInfo) -> Result<Endpoint, Failure> {
         let verb = self.settings.tool.verb;
         if theirs.out_reads == 0 && matches!(verb, Verb::Read | Verb::Atomic) {
             return Err(Failure::test(
@@ -496,13 +488,13 @@ impl<'a> Maker<'a> {
             lid: theirs.lid,
             qpn: theirs.qpn,
             psn: theirs.psn,
-            mtu: self.greeting.mtu,
+            mtu: self.parameters.mtu,
             rd_atomic: u8::try_from(theirs.out_reads).unwrap_or(u8::MAX),
         })
     }
 }
 
-/// What a device or its library refused, as a failed test.
+/// An error of the device or its library, as a failed test.
 pub(crate) fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::test(one_line(&error.to_string()))
 }
@@ -522,7 +514,7 @@ fn path_mtu(settings: &Settings, device: &str, active: Mtu) -> Result<Mtu, Failu
     }
 }
 
-/// The GID that packets come from; none where the fabric goes by LIDs.
+/// The source GID; none on an InfiniBand fabric, which routes by LID.
 fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<Option<GidEntry>, Failure> {
     let (context, port) = (&device.context, settings.device_port);
     if let Some(index) = settings.gid_index {
@@ -544,43 +536,44 @@ fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<
     }
 }
 
-/// READs and atomics that a queue pair has outstanding and serves: one where the test has none.
+/// Outstanding READs and atomics of a queue pair (max_rd_atomic, max_dest_rd_atomic): one where the
+/// test has none.
 fn outstanding(settings: &Settings, device: &Device) -> Result<u8, Failure> {
     let most = device.context.attr().max_rd_atomic;
     match (settings.tool.verb, settings.outstanding) {
         (Verb::Write | Verb::Send, _) => Ok(1.min(most)),
         (Verb::Read | Verb::Atomic, None) => Ok(most),
-        (Verb::Read | Verb::Atomic, Some(asked)) if asked <= most => Ok(asked),
-        (Verb::Read | Verb::Atomic, Some(asked)) => Err(Failure::test(format!(
-            "-o {asked}: {} has {most} at most",
+        (Verb::Read | Verb::Atomic, Some(requested)) if requested <= most => Ok(requested),
+        (Verb::Read | Verb::Atomic, Some(requested)) => Err(Failure::test(format!(
+            "-o {requested}: {} has {most} at most",
             device.context.name()
         ))),
     }
 }
 
-/// How much is to travel inline.
+/// The inline size to try.
 fn inline(settings: &Settings, vendor: u32) -> u32 {
     if settings.cuda.is_some() {
-        // It is the processor that would copy them.
+        // Inline payload is copied by the CPU.
         return 0;
     }
     let Tool { verb, kind } = settings.tool;
     settings.inline.unwrap_or(match (verb, kind) {
-        _ if !INLINING.contains(&vendor) => 0,
+        _ if !INLINE_VENDORS.contains(&vendor) => 0,
         (Verb::Write, Kind::Lat) => INLINE_WRITE_LATENCY,
         (Verb::Send, Kind::Lat) => INLINE_SEND_LATENCY,
         _ => 0,
     })
 }
 
-fn address(key: &Key) -> Address {
+fn address(qp_info: &QpInfo) -> Address {
     Address {
-        lid: key.lid.0,
-        qpn: key.qpn.get(),
-        psn: key.psn.get(),
-        outstanding: key.out_reads.into(),
-        rkey: key.rkey,
-        vaddr: key.vaddr,
-        gid: key.gid.map(|gid| gid.0),
+        lid: qp_info.lid.0,
+        qpn: qp_info.qpn.get(),
+        psn: qp_info.psn.get(),
+        outstanding: qp_info.out_reads.into(),
+        rkey: qp_info.rkey,
+        vaddr: qp_info.vaddr,
+        gid: qp_info.gid.map(|gid| gid.0),
     }
 }

@@ -1,28 +1,30 @@
-//! The memory of a test: how messages go through it, and that there is enough.
+//! The host memory of a test: the cycle buffers, and the check that there is enough.
 
 use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, Registration, Rights, Scratch};
 
 use super::super::settings::Settings;
-use super::super::wire::Greeting;
+use super::super::wire::SharedParameters;
 use super::{Target, refused};
 use crate::failure::Failure;
 
-/// How messages of one size go through memory: each begins where a cache line does, behind the one before, until the page is full; then the first again. Messages longer than half a page stay where
-/// they are.
+/// How messages of one size cycle through a buffer: each starts at a cache line behind the previous
+/// one until the page is full, then again at the start. Messages longer than half a page all use
+/// the same place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cycle {
-    /// Bytes of a message, without what precedes it.
+    /// Message size, without the header.
     pub(crate) bytes: u64,
-    /// From the beginning of a message to that of the next.
+    /// Bytes from the start of one message to that of the next.
     pub(crate) stride: u64,
-    /// Messages until the first place comes again.
+    /// Messages until the buffer wraps around.
     pub(crate) slots: u64,
 }
 
 impl Cycle {
-    /// For messages of `bytes`, behind a header of `header` bytes where they are received.
-    pub(super) fn new(bytes: u64, header: u64, greeting: &Greeting) -> Cycle {
-        let (line, page) = (u64::from(greeting.cache_line), u64::from(greeting.page));
+    /// For messages of `bytes`, with a header of `header` bytes (the GRH of UD) where they are
+    /// received.
+    pub(super) fn new(bytes: u64, header: u64, parameters: &SharedParameters) -> Cycle {
+        let (line, page) = (u64::from(parameters.cache_line), u64::from(parameters.page));
         let stride = bytes
             .saturating_add(header)
             .checked_next_multiple_of(line)
@@ -35,27 +37,28 @@ impl Cycle {
         }
     }
 
-    /// Where message `index` begins.
+    /// Offset of message `index`.
     #[inline]
     pub(crate) fn offset(&self, index: u64) -> u64 {
         index % self.slots * self.stride
     }
 
-    /// Bytes of memory that messages go through.
+    /// Length of the buffer.
     pub(crate) fn len(&self) -> u64 {
         self.slots * self.stride
     }
 }
 
-/// What a piece of memory begins at a multiple of.
+/// Alignment of the pieces of memory.
 const PAGE: usize = 4096;
-/// What a test leaves of the machine's memory to others.
+/// Bytes of free memory that a test leaves to the machine.
 const SPARE: u64 = 64 << 20;
 
-/// Zeros, of huge pages where they were asked for, else of the process's own as the C tools have them: what a device in software copies faster would be another test.
+/// Zeroed private memory as in the C tools, of huge pages with `--use_hugepages`. Not shared
+/// memory, which the userspace device copies faster.
 ///
 /// # Errors
-/// [`Failure::Test`] when there is not as much, before any of it is touched.
+/// [`Failure::Test`] when there is too little, before any of it is touched.
 pub(crate) fn allocate(settings: &Settings, len: usize) -> Result<Memory, Failure> {
     let available = std::fs::read_to_string("/proc/meminfo")
         .ok()
@@ -77,14 +80,13 @@ pub(crate) fn allocate(settings: &Settings, len: usize) -> Result<Memory, Failur
     Ok(Memory::zeroed(len))
 }
 
-/// The bytes that the kernel says it can give without swapping.
+/// MemAvailable: the bytes that the kernel can give without swapping.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)
 }
 
-/// How memory is registered.
 pub(crate) fn registration<'a>(settings: &Settings, pd: &'a ProtectionDomain) -> Registration<'a> {
     let registration = pd.registration();
     if settings.relaxed_ordering {
@@ -94,7 +96,8 @@ pub(crate) fn registration<'a>(settings: &Settings, pd: &'a ProtectionDomain) ->
     }
 }
 
-/// Memory for the other end, at least `len` bytes for each queue pair: of one region, or with `--mr_per_qp` of one each.
+/// Memory for the peer, at least `len` bytes per queue pair: one memory region, or with
+/// `--mr_per_qp` one each.
 pub(super) fn pieces<R: Rights>(
     settings: &Settings,
     pd: &ProtectionDomain,
@@ -121,22 +124,19 @@ pub(super) fn pieces<R: Rights>(
     Ok(pieces)
 }
 
-/// How long each of `count` pieces of at least `len` bytes is, and all of them.
+/// The length of each of `count` pieces of at least `len` bytes, and of all together.
 pub(super) fn piece(len: u64, count: usize) -> Result<(usize, usize), Failure> {
     let piece = usize::try_from(len)
         .ok()
         .and_then(|len| len.max(1).checked_next_multiple_of(PAGE))
-        .ok_or_else(|| Failure::test(format!("{len} B are more than there can be")))?;
+        .ok_or_else(|| Failure::test(format!("{len} B exceed the address space")))?;
     let whole = piece
         .checked_mul(count)
-        .ok_or_else(|| Failure::test(format!("{count} times {piece} B are more than there can be")))?;
+        .ok_or_else(|| Failure::test(format!("{count} times {piece} B exceed the address space")))?;
     Ok((piece, whole))
 }
 
-/// So many handles for sending messages, which go through memory as `cycle` says.
-///
-/// # Errors
-/// [`Failure::Test`] when the device refuses, or there is too little memory.
+/// `count` handles for sending from the cycle buffer.
 pub(crate) fn frozen(
     settings: &Settings,
     pd: &ProtectionDomain,
@@ -152,10 +152,8 @@ pub(crate) fn frozen(
     Ok(slots.iter().cycle().take(count).cloned().collect())
 }
 
-/// So many handles for messages to be received or read into, which go through memory as `cycle` says; `header` bytes precede each.
-///
-/// # Errors
-/// As [`frozen`].
+/// `count` handles for receiving or reading into the cycle buffer; `header` bytes precede each
+/// message.
 pub(crate) fn scratch(
     settings: &Settings,
     pd: &ProtectionDomain,
@@ -172,7 +170,7 @@ pub(crate) fn scratch(
     Ok(slots.iter().cycle().take(count).cloned().collect())
 }
 
-/// The first bytes of a slot.
+/// The first `bytes` of a slot.
 fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
     if (1..slot.len()).contains(&bytes) {
         slot.split_at(bytes).0
@@ -184,7 +182,7 @@ fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
 fn lengths(cycle: &Cycle) -> Result<(usize, usize), Failure> {
     match (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) {
         (Ok(len), Ok(stride)) => Ok((len, stride)),
-        _ => Err(Failure::test(format!("{} B are more than there can be", cycle.bytes))),
+        _ => Err(Failure::test(format!("{} B exceed the address space", cycle.bytes))),
     }
 }
 
@@ -194,14 +192,14 @@ mod tests {
 
     use super::*;
 
-    const GREETING: Greeting = Greeting {
+    const PARAMETERS: SharedParameters = SharedParameters {
         page: 4096,
         cache_line: 64,
         mtu: Mtu::B1024,
     };
 
     #[test]
-    fn short_messages_go_through_a_page_and_long_ones_stay() {
+    fn short_messages_cycle_through_a_page_and_long_ones_stay() {
         for (bytes, stride, slots) in [
             (1, 64, 64),
             (64, 64, 64),
@@ -211,18 +209,18 @@ mod tests {
             (4096, 4096, 1),
             (65536, 65536, 1),
         ] {
-            let cycle = Cycle::new(bytes, 0, &GREETING);
+            let cycle = Cycle::new(bytes, 0, &PARAMETERS);
             assert_eq!(cycle, Cycle { bytes, stride, slots });
             assert_eq!(cycle.offset(slots), 0);
             assert!(cycle.offset(slots - 1) + bytes <= cycle.len().max(bytes));
         }
-        assert_eq!(Cycle::new(88, 40, &GREETING).stride, 128);
+        assert_eq!(Cycle::new(88, 40, &PARAMETERS).stride, 128);
     }
 
     #[test]
     fn a_message_never_goes_beyond_the_page_and_itself() {
         for bytes in 1..=9000 {
-            let cycle = Cycle::new(bytes, 0, &GREETING);
+            let cycle = Cycle::new(bytes, 0, &PARAMETERS);
             for index in 0..200 {
                 let end = cycle.offset(index) + bytes;
                 assert!(end <= 4096.max(bytes.next_multiple_of(64)), "{bytes} {index}");
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_believed() {
+    fn available_memory_is_the_kernels_estimate() {
         assert_eq!(
             available("MemTotal: 9 kB\nMemAvailable:   21000000 kB\n"),
             Some(21_000_000 << 10)
