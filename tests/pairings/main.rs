@@ -12,8 +12,8 @@ mod rig;
 use anyhow::{Context, Result, bail};
 use cases::{Case, Place};
 use doorbell_tests::{
-    process::{go_on, supervise},
-    second::SecondTries,
+    process::{check_not_stopped, supervise},
+    retry::RetryBudget,
     section,
 };
 use figures::{Figures, by_best, by_turns, distance, greatest, least, median};
@@ -150,7 +150,7 @@ fn run(options: &Options) -> Result<bool> {
         "| test | stock's figure | stock's spread | stock serves ours | ours serves stock | ours serves ours | the same by the best runs | runs of each |\n|---|---|---|---|---|---|---|---|\n",
     );
     let (mut cases, mut failures) = (0, 0);
-    let mut second_tries = SecondTries::default();
+    let mut second_tries = RetryBudget::default();
     for case in cases::all(options.place, options.quick) {
         let what = case.describe();
         if !what.contains(&options.only) {
@@ -163,7 +163,7 @@ fn run(options: &Options) -> Result<bool> {
         }
         let started = Instant::now();
         let outcome = measure(&mut rig, &case, options);
-        go_on()?;
+        check_not_stopped()?;
         let took = started.elapsed().as_secs_f64();
         match outcome {
             Ok(outcome) => {
@@ -213,14 +213,14 @@ fn run(options: &Options) -> Result<bool> {
 }
 
 /// Whether the pairings of a case with one end of each end well and with figures. What fails is run once more while there is a second try left.
-fn is_quick_well(rig: &mut Rig, case: &Case, place: Place, second_tries: &mut SecondTries) -> Result<bool> {
+fn is_quick_well(rig: &mut Rig, case: &Case, place: Place, second_tries: &mut RetryBudget) -> Result<bool> {
     loop {
         let started = Instant::now();
         let ended = Pairing::MIXED.into_iter().try_for_each(|pairing| {
             let run = rig.run(case, place, pairing);
             run.map(drop).with_context(|| pairing.to_string())
         });
-        go_on()?;
+        check_not_stopped()?;
         let what = format!("{:5.1} s {}", started.elapsed().as_secs_f64(), case.describe());
         match ended {
             Ok(()) => {

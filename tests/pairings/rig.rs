@@ -5,7 +5,7 @@ use crate::{
     figures::{self, Figures},
 };
 use anyhow::{Context, Result, bail};
-use doorbell_tests::{process::Process, surroundings::kernel_gid};
+use doorbell_tests::{environment::kernel_gid, process::Process};
 use nix::{
     sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
@@ -221,8 +221,8 @@ impl Rig {
         asking.words.push(host.to_owned());
         let mut server = Process::start(&serving.words, &serving.variables, &folder, "server")?;
         let is_up = match place {
-            Place::Managed => server.rests(deadline)?,
-            Place::Host | Place::Udp | Place::Rxe | Place::Wire => server.listens(port, deadline)?,
+            Place::Managed => server.wait_idle(deadline)?,
+            Place::Host | Place::Udp | Place::Rxe | Place::Wire => server.wait_listening(port, deadline)?,
         };
         if !is_up {
             bail!("the server does not listen: {}", last_words(&server.output()));

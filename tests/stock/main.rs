@@ -15,8 +15,8 @@ mod trouble;
 use anyhow::{Context, Result, bail};
 use cases::Grid;
 use doorbell_tests::{
-    process::{go_on, supervise},
-    second::SecondTries,
+    process::{check_not_stopped, supervise},
+    retry::RetryBudget,
     section,
 };
 use rig::{Outcome, Rig};
@@ -139,12 +139,12 @@ fn run(options: &Options) -> Result<bool> {
     // In the guest everything shares one emulated wire.
     let jobs = if options.section == "wire" { 1 } else { options.jobs };
     let mut outcomes = fill(&rig, &cells, jobs);
-    go_on()?;
-    let mut second_tries = SecondTries::default();
+    check_not_stopped()?;
+    let mut second_tries = RetryBudget::default();
     for (index, (cell, outcome)) in cells.iter().zip(&mut outcomes).enumerate() {
         if outcome.fails() && second_tries.take() {
             *outcome = cell.run(&rig, &format!("again-{index}"));
-            go_on()?;
+            check_not_stopped()?;
         }
     }
     let mut failures = outcomes.iter().filter(|outcome| outcome.fails()).count();
@@ -190,7 +190,7 @@ fn run(options: &Options) -> Result<bool> {
 }
 
 /// Runs the pairs that find each other by the connection manager.
-fn managed(rig: &Rig, second_tries: &mut SecondTries) -> Result<Vec<table::Line>> {
+fn managed(rig: &Rig, second_tries: &mut RetryBudget) -> Result<Vec<table::Line>> {
     let lines = cases::MANAGED.iter().enumerate().map(|(index, pair)| {
         let what = format!("`{}`", pair.client.replace(" -p PORT", "").replace("HOST", "127.0.0.1"));
         let mut tries = 0;

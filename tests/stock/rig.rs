@@ -7,8 +7,8 @@ use crate::{
 };
 use anyhow::{Result, bail};
 use doorbell_tests::{
+    environment::{kernel_gid, unprivileged},
     process::Process,
-    surroundings::{kernel_gid, unprivileged},
 };
 use std::{
     fs,
@@ -254,9 +254,9 @@ impl Pair<'_> {
         let variables = [(REASONS.0, REASONS.1.to_owned())];
         let mut serving = Process::start(&self.server, &variables, folder, "server")?;
         let ready = if self.managed {
-            serving.rests(deadline)?
+            serving.wait_idle(deadline)?
         } else {
-            serving.listens(self.port, deadline)?
+            serving.wait_listening(self.port, deadline)?
         };
         if !ready {
             return failure(self.tool, "the server", &mut serving);

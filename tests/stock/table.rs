@@ -2,7 +2,7 @@
 
 use crate::{cases::Grid, rig::Outcome};
 use anyhow::Result;
-use doorbell_tests::{second::SecondTries, section::span};
+use doorbell_tests::{retry::RetryBudget, section::span};
 use std::fmt::Write;
 
 /// One row of a report without columns: what was done, and how it ended.
@@ -20,7 +20,7 @@ impl Line {
     pub(crate) fn tried(
         what: String,
         about: &'static str,
-        second_tries: &mut SecondTries,
+        second_tries: &mut RetryBudget,
         mut run: impl FnMut() -> Result<(Outcome, String)>,
     ) -> Result<Self> {
         loop {

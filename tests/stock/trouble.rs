@@ -6,7 +6,7 @@ use crate::{
     table::Line,
 };
 use anyhow::Result;
-use doorbell_tests::{process::Process, second::SecondTries};
+use doorbell_tests::{process::Process, retry::RetryBudget};
 use std::time::{Duration, Instant};
 
 /// What anything here may take: an end that has lost its peer gives up after its retries.
@@ -49,7 +49,7 @@ const TROUBLES: &[Trouble] = &[
 ];
 
 /// Everything that is no pair of equal options.
-pub(crate) fn all(rig: &Rig, second_tries: &mut SecondTries) -> Result<(Vec<Line>, Vec<Line>)> {
+pub(crate) fn all(rig: &Rig, second_tries: &mut RetryBudget) -> Result<(Vec<Line>, Vec<Line>)> {
     let mut singles = Vec::new();
     for single in SINGLES {
         let what = format!("`{}`", single.command);
@@ -121,11 +121,11 @@ fn watch(rig: &Rig) -> Result<Option<String>> {
 fn talking(rig: &Rig, command: &str, connect: &str) -> Result<(Process, Process)> {
     let port = rig.port()?;
     let mut server = start(rig, &format!("{command} -p {port}"), "server")?;
-    server.listens(port, Instant::now() + LIMIT)?;
+    server.wait_listening(port, Instant::now() + LIMIT)?;
     let client = start(rig, &format!("{command} -p {port} {connect}"), "client")?;
     // Both have found each other when the server has stopped listening.
     let deadline = Instant::now() + LIMIT;
-    while server.listens_now(port) && Instant::now() < deadline {
+    while server.is_listening_on(port) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
     std::thread::sleep(Duration::from_millis(500));

@@ -1,4 +1,5 @@
-//! `cargo xtask install-classic DIR`: links by the names of perftest's tools to the release binary, which is each of them when it is called so.
+//! `cargo xtask install-classic DIR`: links named like perftest's tools to the release binary,
+//! which acts as the tool it is invoked as.
 
 use crate::{ci, target_folder};
 use anyhow::{Context, Result, bail, ensure};
@@ -24,7 +25,7 @@ Options:
 Exit status: 0 when the links are there, 2 for a wrong call or a failure.
 ";
 
-/// The names.
+/// The names of perftest's tools.
 const NAMES: [&str; 8] = [
     "ib_write_bw",
     "ib_write_lat",
@@ -66,14 +67,14 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
     Ok(0)
 }
 
-/// Makes the links, all or, where one cannot be, none.
+/// Makes all links, or none when one cannot be made.
 fn install(folder: &Path, binary: &Path, force: bool) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let links: Vec<PathBuf> = NAMES.iter().map(|name| folder.join(name)).collect();
     for link in &links {
         match fs::symlink_metadata(link) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) => return Err(e).with_context(|| format!("cannot look at {}", link.display())),
+            Err(e) => return Err(e).with_context(|| format!("cannot read {}", link.display())),
             Ok(there) if there.is_dir() => bail!("{} is a folder", link.display()),
             Ok(_) if force || is_ours(link) => {}
             Ok(_) => bail!(
@@ -93,7 +94,7 @@ fn install(folder: &Path, binary: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether it is a link to a `doorbell`, this one or another build's.
+/// Whether `link` points to a `doorbell` binary, of this or another build.
 fn is_ours(link: &Path) -> bool {
     fs::read_link(link).is_ok_and(|target| target.file_name().is_some_and(|name| name == "doorbell"))
 }

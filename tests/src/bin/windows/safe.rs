@@ -1,4 +1,5 @@
-//! The same by the safe API: windows that come and go while connections do, in the order that the device needs.
+//! The same by the safe API: windows and connections created and dropped in the order that the
+//! device requires.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -11,11 +12,11 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys::Api;
 
-/// How long a completion may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of a completion.
+const TIMEOUT: Duration = Duration::from_secs(30);
 const LEN: usize = 3000;
 
-/// Runs it with the windows on this end when `owner`, else on the other.
+/// Runs with the windows on this end when `owner`, else on the peer.
 pub(crate) fn run(api: &'static Api, device: &str, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let context = Library::new(api).open(device)?;
     dropped_with_its_queue_pair(&context, address, channel, owner).context("a window of type 2 by the safe API")?;
@@ -40,14 +41,14 @@ fn connect(
     Ok((qp, cq, pd))
 }
 
-/// What `take` makes of the next completion.
+/// Passes the next completion to `take`.
 fn next<R>(cq: &mut CompletionQueue, take: impl FnOnce(Completion<'_>) -> Result<R>) -> Result<R> {
     let since = Instant::now();
     loop {
         if let Some(done) = cq.poll()?.next() {
             return take(done);
         }
-        ensure!(since.elapsed() < PATIENCE, "no completion after {PATIENCE:?}");
+        ensure!(since.elapsed() < TIMEOUT, "no completion after {TIMEOUT:?}");
     }
 }
 
@@ -56,7 +57,7 @@ fn bound<K: Key, T: WindowType>(mut done: Completion<'_>) -> Result<doorbell_ver
     done.take_bound_window().context("the window did not come back")
 }
 
-/// Writes as the peer, and says how it ends.
+/// Writes as the peer, and returns an error status.
 fn write(
     (qp, cq, pd): (&mut QueuePair, &mut CompletionQueue, &ProtectionDomain),
     byte: u8,
@@ -67,7 +68,8 @@ fn write(
     next(cq, |done| Ok(done.result().err().map(|failure| failure.status)))
 }
 
-/// A window bound, written through, invalidated and bound again; then the queue pair is dropped while it is bound.
+/// A window is bound, written through, invalidated and bound again; then the queue pair is dropped
+/// while it is bound.
 fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let (mut qp, mut cq, pd) = connect(context, address, channel)?;
     let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
@@ -108,7 +110,7 @@ fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut
     channel.barrier()
 }
 
-/// A window of type 1, bound and unbound.
+/// A type 1 window, bound and unbound.
 fn type_1(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let (mut qp, mut cq, pd) = connect(context, address, channel)?;
     let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
