@@ -1,4 +1,4 @@
-//! What Rust makes of the bindings, as tables that `build.rs` derives from them.
+//! Rust's layout of the bindings, in tables that `build.rs` generates.
 
 use core::mem::offset_of;
 

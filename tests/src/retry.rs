@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_has_a_few_and_then_none() {
+    fn the_budget_is_limited() {
         let mut tries = RetryBudget::default();
         assert_eq!((0..MAX_RETRIES + 3).filter(|_| tries.take()).count(), MAX_RETRIES);
     }

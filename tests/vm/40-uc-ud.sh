@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# UC and UD between the userspace device and the kernel's rxe: SENDs, and over UC RDMA WRITEs, from either end, of one packet and of several, IPv4 and
-# IPv6, every byte verified; and with the stock ibv_uc_pingpong and ibv_ud_pingpong as either end.
+# UC and UD between the userspace device and the kernel's rxe: SENDs, and over UC RDMA WRITEs, from
+# either end, of one packet and of several, IPv4 and IPv6, every byte verified; and with the stock
+# ibv_uc_pingpong and ibv_ud_pingpong as either end.
 # limit: 240
 set -euo pipefail
 
@@ -21,7 +22,7 @@ rxe() {
     "$DOORBELL_BIN/unreliable" --device rxe0 --address "$address" "$@"
 }
 
-# Ours on both devices; each is the client once, whose messages come back.
+# Our program on both devices; each is once the client, whose messages are echoed.
 both() {
     local soft=$1 rxe=$2 pid
     shift 2
@@ -35,7 +36,7 @@ both() {
     wait $pid
 }
 
-# Waits until somebody in the namespace of "$@" listens on the pingpong's TCP port.
+# Waits until the pingpong's TCP port has a listener in the namespace of "$@".
 listening() {
     for _ in $(seq 100); do
         ! "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X 18515) .* 0A " || return 0
@@ -45,7 +46,7 @@ listening() {
     return 1
 }
 
-# The stock tool on rxe: as the server, which sends back what it received, and as the client.
+# The stock tool on rxe: as the server, which echoes, and as the client.
 stock() {
     local transport=$1 soft=$2 index=$3 size=$4 pid
     "ibv_${transport}_pingpong" -d rxe0 -g "$index" -s "$size" -n 100 &

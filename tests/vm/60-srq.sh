@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Shared receive queues between the userspace device and the kernel's rxe, both ways: several queue pairs on each, RC and UD, IPv4 and IPv6, every byte verified;
-# messages that find the queue empty, the limit's event, a queue pair that fails; and with the stock ibv_srq_pingpong as either end.
+# Shared receive queues between the userspace device and the kernel's rxe, both ways: several queue
+# pairs on each, RC and UD, IPv4 and IPv6, every byte verified; messages that find the queue empty,
+# the limit event, a queue pair that fails; and with the stock ibv_srq_pingpong as either end.
 # limit: 240
 set -euo pipefail
 
@@ -15,7 +16,7 @@ soft() {
         "$DOORBELL_BIN/shared" --device soft0 --address "$address" "$@"
 }
 
-# Ours on both devices; each receives from the other.
+# Our program on both devices; each receives from the other.
 both() {
     local soft=$1 rxe=$2 pid
     shift 2
@@ -25,7 +26,7 @@ both() {
     wait $pid
 }
 
-# Waits until somebody in the namespace of "$@" listens on the pingpong's TCP port.
+# Waits until the pingpong's TCP port has a listener in the namespace of "$@".
 listening() {
     for _ in $(seq 100); do
         ! "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X 18515) .* 0A " || return 0

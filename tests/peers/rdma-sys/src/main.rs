@@ -26,7 +26,7 @@ struct Peer {
     pool: Vec<&'static Buffer>,
 }
 
-/// Writes what a WRITE has, and leaves the rest as it is, as the C columns do.
+/// Sets the fields of a WRITE, and leaves the rest uninitialised, as the C columns do.
 ///
 /// # Safety
 ///
@@ -40,7 +40,8 @@ unsafe fn fill_write(
     flags: c_uint,
     remote: &Remote,
 ) {
-    // SAFETY: by the contract. The fields are written one by one; no reference to what is not initialised is made.
+    // SAFETY: by the contract. The fields are written one by one; no reference to uninitialised
+    // data is made.
     unsafe {
         (*wr).wr_id = wr_id;
         (*wr).next = next;
@@ -248,7 +249,7 @@ impl Peer {
 fn measure_drain(peer: &mut Peer) -> bool {
     let mut wcs = MaybeUninit::<[ibv_wc; POLL]>::uninit();
     let wcs = wcs.as_mut_ptr().cast::<ibv_wc>();
-    // SAFETY: there is room for as many.
+    // SAFETY: the array has room for [`POLL`].
     let count = unsafe { ibv_poll_cq(peer.cq, POLL as i32, wcs) };
     for n in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the first `count` are written.
@@ -289,8 +290,8 @@ fn measure_drain_ex(peer: &mut Peer) -> bool {
 const ENOMEM: c_int = 12;
 const ENOENT: c_int = 2;
 
-/// The functions of a context that `struct ibv_context` has no room for. The crate's own search for them compares the marker with `u32::MAX`, and so finds none
-/// on a machine of 64 bits.
+/// The functions of a context beyond `struct ibv_context`. The crate's own check compares the
+/// marker with `u32::MAX`, and so fails on 64-bit machines.
 fn extended(context: *mut ibv_context) -> *mut verbs_context {
     context
         .wrapping_byte_sub(std::mem::offset_of!(verbs_context, context))
@@ -304,7 +305,8 @@ impl doorbell_peer_common::Peer for Peer {
 
     fn open(row: &str) -> Result<Self, Box<dyn Error>> {
         let memory = Box::leak(Box::new([0_u8; 2 * DEPTH as usize * BYTES]));
-        // SAFETY: every pointer is checked before it is used, and every structure is of plain integers and pointers, for which zero is a value.
+        // SAFETY: every pointer is checked before it is used, and every structure is of plain
+        // integers and pointers, for which zero is a value.
         unsafe {
             let devices = ibv_get_device_list(ptr::null_mut());
             let context = ibv_open_device(*devices);

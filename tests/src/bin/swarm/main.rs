@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_told_the_plan() {
+    fn the_plan_is_passed_to_a_member() {
         let parse = |args: Vec<String>| Plan::parse(args.into_iter());
         let args = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         let (plan, _) = parse(args("--processes 5 --bytes 77 --address ::1 --seed 9")).unwrap();
