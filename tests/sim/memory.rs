@@ -3,7 +3,7 @@
 use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge, Via};
 use doorbell_roce_proto::{LKey, RKey};
 
-/// What a region grants.
+/// A region's access rights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) local_write: bool,
@@ -21,7 +21,7 @@ impl Rights {
     };
 }
 
-/// Names a region of a [`SimMemory`].
+/// Identifies a region of a [`SimMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RegionId(usize);
 
@@ -34,7 +34,8 @@ pub(crate) struct Region {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The memory of one node. Keys are an index and a tag, so that lkey and rkey of a region differ and 0 is neither.
+/// The memory of one node. Keys are an index and a tag, so that lkey and rkey of a region differ
+/// and neither is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SimMemory {
     regions: Vec<Region>,

@@ -1,8 +1,9 @@
-//! What a peer, or anybody, may send and must not get away with.
+//! Hostile input from the peer or any other sender.
 //!
-//! - [`requests`]: requests that a verbs program can post and its peer must refuse, seen from both ends.
+//! - [`requests`]: requests that a verbs program can post and its peer must refuse, observed at
+//!   both ends.
 //! - [`sequence`]: packets that no requester may send.
-//! - [`datagrams`]: a million of anything.
+//! - [`datagrams`]: a million random datagrams.
 
 mod datagrams;
 mod requests;

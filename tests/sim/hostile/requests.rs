@@ -1,4 +1,5 @@
-//! Requests that the responder refuses: the NAK on the wire, the completions at both ends, the states, and memory that stays as it was.
+//! Requests that the responder refuses: the NAK on the wire, the completions at both ends, the
+//! states, and unchanged memory.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -30,7 +31,7 @@ const LINK: LinkConfig = LinkConfig {
     socket: None,
 };
 const TARGET_LEN: usize = 8192;
-/// The words of the target region.
+/// The initial words of the target region.
 const UNTOUCHED: u64 = 0xeeee_eeee_eeee_eeee;
 const TARGET_BASE: u64 = 0x7000_0000;
 const SOURCE_BASE: u64 = 0x1000_0000;
@@ -42,7 +43,7 @@ const EVERYTHING: RemoteAccess = RemoteAccess {
     atomic: true,
 };
 
-/// Which operation is tried.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Send,
@@ -93,15 +94,15 @@ impl Kind {
     }
 }
 
-/// A request, and what is special about the two ends. [`Case::new`] is one that succeeds.
+/// A request, and the parameters of the two ends. [`Case::new`] is one that succeeds.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kind: Kind,
     len: u32,
     addr: u64,
-    /// What the target region grants.
+    /// The target region's rights.
     rights: Rights,
-    /// What the responder's queue pair grants.
+    /// The responder's queue pair rights.
     access: RemoteAccess,
     /// The target region's protection domain; the queue pair's is [`PD`].
     target_pd: PdId,
@@ -113,7 +114,7 @@ struct Case {
     receive_lkey_error: u32,
     /// Added to the request's right lkey.
     lkey_error: u32,
-    /// What the requester's own region grants.
+    /// The rights of the requester's own region.
     source_rights: Rights,
 }
 
@@ -140,23 +141,23 @@ impl Case {
     }
 }
 
-/// What came of it.
-struct Seen {
+/// The observed result.
+struct Observed {
     /// The status of the request, and of one posted after it.
     requester: Vec<Status>,
     responder: Vec<Completion>,
-    /// Every NAK the responder sent.
+    /// Every NAK of the responder.
     naks: Vec<Nak>,
     states: [State; 2],
     events: Vec<AsyncEvent>,
-    /// The target region is as it was.
+    /// The target region is unchanged.
     unchanged: bool,
     /// The requester sent nothing of the first request.
-    silent: bool,
+    sent_nothing: bool,
 }
 
 /// Runs one case on two nodes.
-fn attempt(case: &Case) -> Seen {
+fn attempt(case: &Case) -> Observed {
     let mut net = Network::new(LINK, Trace::default());
     net.capture = Some(Vec::new());
     let addresses = [1, 2].map(|host| Ipv4Addr::new(10, 9, 0, host).into());
@@ -281,7 +282,7 @@ fn to_rts(path: Path, peer: Qpn, access: RemoteAccess) -> [Modify; 3] {
     ]
 }
 
-fn observe(mut net: Network, qpns: [Qpn; 2], target: RegionId, before: &crate::memory::Region) -> Seen {
+fn observe(mut net: Network, qpns: [Qpn; 2], target: RegionId, before: &crate::memory::Region) -> Observed {
     let requester: Vec<_> = net.nodes[0].completions.drain(..).collect();
     let wr_ids: Vec<_> = requester.iter().map(|(_, c)| c.wr_id).collect();
     assert_eq!(wr_ids, [1, 2], "both requests complete, in order");
@@ -292,7 +293,7 @@ fn observe(mut net: Network, qpns: [Qpn; 2], target: RegionId, before: &crate::m
             .and_then(|packet| packet.extension.aeth().copied())
     };
     let from_responder = sent.iter().filter(|(node, _)| *node == 1);
-    Seen {
+    Observed {
         requester: requester.iter().map(|(_, c)| c.status).collect(),
         responder: net.nodes[1].completions.drain(..).map(|(_, c)| c).collect(),
         naks: from_responder
@@ -304,47 +305,48 @@ fn observe(mut net: Network, qpns: [Qpn; 2], target: RegionId, before: &crate::m
         states: [0, 1].map(|i| net.nodes[i].endpoint.query_qp(qpns[i]).unwrap().state),
         events: std::mem::take(&mut net.nodes[1].events),
         unchanged: net.nodes[1].memory.region(target) == before,
-        silent: sent.iter().all(|(node, _)| *node == 1),
+        sent_nothing: sent.iter().all(|(node, _)| *node == 1),
     }
 }
 
-/// The request fails with `status` because of one NAK; both queue pairs end in the error state; no byte of the target changes.
-fn assert_refused(case: &Case, status: Status, nak: Nak) -> Seen {
-    let seen = attempt(case);
-    assert_eq!(seen.requester, [status, Status::Flushed], "{case:?}");
-    assert_eq!(seen.naks, [nak], "{case:?}");
-    assert_eq!(seen.states, [State::Err; 2], "{case:?}");
-    assert!(seen.unchanged, "{case:?}");
-    seen
+/// The request fails with `status` because of one NAK; both queue pairs end in ERR; no byte of the
+/// target changes.
+fn assert_refused(case: &Case, status: Status, nak: Nak) -> Observed {
+    let observed = attempt(case);
+    assert_eq!(observed.requester, [status, Status::Flushed], "{case:?}");
+    assert_eq!(observed.naks, [nak], "{case:?}");
+    assert_eq!(observed.states, [State::Err; 2], "{case:?}");
+    assert!(observed.unchanged, "{case:?}");
+    observed
 }
 
 fn assert_access_refused(case: &Case) {
-    let seen = assert_refused(case, Status::RemoteAccess, Nak::RemoteAccess);
+    let observed = assert_refused(case, Status::RemoteAccess, Nak::RemoteAccess);
     assert!(
-        seen.events
+        observed.events
             .iter()
             .any(|event| matches!(event, AsyncEvent::QpAccessError(_))),
         "{case:?}: {:?}",
-        seen.events
+        observed.events
     );
     assert!(
-        seen.responder.iter().all(|c| c.status == Status::Flushed),
+        observed.responder.iter().all(|c| c.status == Status::Flushed),
         "{case:?}: {:?}",
-        seen.responder
+        observed.responder
     );
 }
 
-/// The sizes that take one packet, exactly one, and several.
+/// Sizes of less than one packet, exactly one, and several.
 const SIZES: [u32; 3] = [8, 1024, 3000];
 
 #[test]
 fn the_cases_succeed_without_their_faults() {
     for kind in Kind::REMOTE.into_iter().chain([Kind::Send]) {
         for len in SIZES {
-            let seen = attempt(&Case::new(kind, len));
-            assert_eq!(seen.requester, [Status::Success; 2], "{kind:?} {len}");
-            assert_eq!((seen.states, seen.naks), ([State::Rts; 2], vec![]), "{kind:?} {len}");
-            assert_eq!(seen.unchanged, kind == Kind::Read, "{kind:?} {len}");
+            let observed = attempt(&Case::new(kind, len));
+            assert_eq!(observed.requester, [Status::Success; 2], "{kind:?} {len}");
+            assert_eq!((observed.states, observed.naks), ([State::Rts; 2], vec![]), "{kind:?} {len}");
+            assert_eq!(observed.unchanged, kind == Kind::Read, "{kind:?} {len}");
         }
     }
 }
@@ -354,7 +356,7 @@ fn wrong_keys_are_refused() {
     for kind in Kind::REMOTE {
         for len in SIZES {
             let right = Case::new(kind, len);
-            // A tag that is wrong by one bit, an lkey, and a region that is not there.
+            // A tag with one wrong bit, an lkey, and an unknown region.
             for rkey_error in [1, 0x1du32.wrapping_sub(0xa7), 0x100, u32::MAX] {
                 assert_access_refused(&Case { rkey_error, ..right });
             }
@@ -404,7 +406,8 @@ fn rights_the_region_lacks_are_refused() {
     }
 }
 
-/// An operation the queue pair was not set up for is no valid request of it, whatever the key says (IBTA vol 1, 9.7.4.1.3).
+/// An operation that the queue pair does not allow is an invalid request, whatever the key (IBTA
+/// vol 1, 9.7.4.1.3).
 #[test]
 fn operations_the_queue_pair_does_not_allow_are_refused() {
     for kind in Kind::REMOTE {
@@ -440,15 +443,15 @@ fn a_message_longer_than_its_receive_is_refused() {
             receive: Some(room),
             ..Case::new(Kind::Send, len)
         };
-        let seen = attempt(&case);
+        let observed = attempt(&case);
         assert_eq!(
-            seen.requester,
+            observed.requester,
             [Status::RemoteInvalidRequest, Status::Flushed],
             "{case:?}"
         );
-        assert_eq!(seen.naks, [Nak::InvalidRequest], "{case:?}");
-        assert_eq!(seen.states, [State::Err; 2], "{case:?}");
-        let responder: Vec<_> = seen.responder.iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(observed.naks, [Nak::InvalidRequest], "{case:?}");
+        assert_eq!(observed.states, [State::Err; 2], "{case:?}");
+        let responder: Vec<_> = observed.responder.iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(
             responder,
             [(70, Status::LocalLength), (71, Status::Flushed)],
@@ -477,8 +480,8 @@ fn a_receive_that_may_not_be_written_fails_at_both_ends() {
                 ..right
             },
         ] {
-            let seen = assert_refused(&case, Status::RemoteOperational, Nak::RemoteOperational);
-            let responder: Vec<_> = seen.responder.iter().map(|c| (c.wr_id, c.status)).collect();
+            let observed = assert_refused(&case, Status::RemoteOperational, Nak::RemoteOperational);
+            let responder: Vec<_> = observed.responder.iter().map(|c| (c.wr_id, c.status)).collect();
             assert_eq!(
                 responder,
                 [(70, Status::LocalProtection), (71, Status::Flushed)],
@@ -496,10 +499,10 @@ fn local_memory_is_checked_before_anything_is_sent() {
                 lkey_error: 1,
                 ..Case::new(kind, len)
             };
-            let seen = attempt(&case);
-            assert_eq!(seen.requester, [Status::LocalProtection, Status::Flushed], "{case:?}");
+            let observed = attempt(&case);
+            assert_eq!(observed.requester, [Status::LocalProtection, Status::Flushed], "{case:?}");
             assert!(
-                seen.silent && seen.unchanged && seen.states == [State::Err, State::Rts],
+                observed.sent_nothing && observed.unchanged && observed.states == [State::Err, State::Rts],
                 "{case:?}"
             );
         }
@@ -515,9 +518,9 @@ fn local_memory_is_checked_before_anything_is_sent() {
                 ..Case::new(kind, 3000)
             },
         ] {
-            let seen = attempt(&case);
-            assert_eq!(seen.requester, [Status::LocalProtection, Status::Flushed], "{case:?}");
-            assert_eq!(seen.states[0], State::Err, "{case:?}");
+            let observed = attempt(&case);
+            assert_eq!(observed.requester, [Status::LocalProtection, Status::Flushed], "{case:?}");
+            assert_eq!(observed.states[0], State::Err, "{case:?}");
         }
     }
 }
@@ -531,9 +534,9 @@ fn nothing_is_checked_for_no_bytes() {
             rights: Rights::default(),
             ..Case::new(kind, 0)
         };
-        let seen = attempt(&case);
+        let observed = attempt(&case);
         assert_eq!(
-            (seen.requester, seen.unchanged),
+            (observed.requester, observed.unchanged),
             (vec![Status::Success; 2], true),
             "{case:?}"
         );
@@ -548,10 +551,10 @@ fn a_receive_that_never_comes_ends_in_rnr() {
                 receive: None,
                 ..Case::new(kind, len)
             };
-            let seen = attempt(&case);
-            assert_eq!(seen.requester, [Status::RnrRetryExceeded, Status::Flushed], "{case:?}");
-            assert_eq!(seen.states, [State::Err, State::Rts], "{case:?}");
-            assert!(kind == Kind::WriteImm || seen.unchanged, "{case:?}");
+            let observed = attempt(&case);
+            assert_eq!(observed.requester, [Status::RnrRetryExceeded, Status::Flushed], "{case:?}");
+            assert_eq!(observed.states, [State::Err, State::Rts], "{case:?}");
+            assert!(kind == Kind::WriteImm || observed.unchanged, "{case:?}");
         }
     }
 }

@@ -28,7 +28,7 @@ fn atomic(victim: &Victim, at: u64) -> Extension {
     })
 }
 
-/// The syndromes of the acknowledgements sent, with their PSNs.
+/// The syndromes of the victim's acknowledgements, with their PSNs.
 fn answers(victim: &Victim) -> Vec<(Syndrome, Psn)> {
     let parsed = victim
         .sent
@@ -82,7 +82,7 @@ fn assert_refused(what: &str, victim: &Victim, last: u32, before: &crate::memory
 }
 
 #[test]
-fn messages_must_begin_and_go_on_in_order() {
+fn messages_must_start_and_continue_in_order() {
     use Opcode::{
         RcReadRequest, RcSendFirst, RcSendLast, RcSendMiddle, RcSendOnly, RcWriteFirst, RcWriteLast, RcWriteMiddle,
     };
@@ -121,7 +121,7 @@ fn messages_must_begin_and_go_on_in_order() {
 }
 
 #[test]
-fn packets_must_have_the_length_of_their_place() {
+fn packets_must_have_the_length_of_their_position() {
     use Opcode::{
         RcSendFirst, RcSendLast, RcSendMiddle, RcSendOnly, RcWriteFirst, RcWriteLast, RcWriteMiddle, RcWriteOnly,
     };
@@ -167,9 +167,9 @@ fn atomics_must_be_aligned() {
     }
 }
 
-/// The victim takes two READs or atomics at a time, and is not asked to send before the third has come.
+/// The victim accepts two outstanding READs or atomics; it may not send before the third arrives.
 #[test]
-fn no_more_reads_and_atomics_than_agreed() {
+fn the_limit_of_reads_and_atomics_is_enforced() {
     for last in [Opcode::RcReadRequest, Opcode::RcFetchAdd] {
         let mut victim = Victim::new(1);
         let before = victim.memory.clone();

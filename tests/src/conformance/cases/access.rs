@@ -1,4 +1,4 @@
-//! What a peer may do to memory, and what a device may do to its own: rights, bounds, keys and domains.
+//! Access checks of remote and local memory: rights, bounds, keys and protection domains.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -7,7 +7,7 @@ use crate::conformance::rig::states::transport_name;
 use crate::conformance::rig::{ALL_RIGHTS, Bench, End, Memory, Mr, Pair, Recv, Send, Setup};
 use crate::conformance::{Case, case};
 
-/// An operation that needs a right of the peer.
+/// An operation that needs a remote access right.
 #[derive(Clone, Copy)]
 struct Operation {
     name: &'static str,
@@ -176,14 +176,14 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Somewhere a send must not come from.
+/// An invalid source of a send.
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
     sge: fn(&End) -> Result<Found>,
 }
 
-/// An element, and a region to be kept until the case is over.
+/// An element, and a region to be kept until the case ends.
 type Found = (ibv_sge, Option<Mr>);
 
 const SOURCES: [Source; 4] = [
@@ -217,7 +217,7 @@ const SOURCES: [Source; 4] = [
     },
 ];
 
-/// The operation on 8 bytes at a place.
+/// The operation on 8 bytes at `addr`.
 fn request(pair: &Pair, operation: Operation, addr: u64, rkey: u32) -> Send {
     let send = Send::new(operation.opcode).id(1).sge(pair.a.mr.sge(0, 8));
     if operation.right == IBV_ACCESS_REMOTE_ATOMIC {
@@ -250,7 +250,8 @@ fn denied(bench: &Bench, operation: Operation) -> Result<()> {
     refused(bench, &pair, operation, pair.b.mr.at(0), pair.b.mr.rkey())
 }
 
-/// A queue pair without the right does not support the operation: that counts before its memory is looked at.
+/// A queue pair without the right does not support the operation, which is checked before its
+/// memory.
 fn unsupported(bench: &Bench, operation: Operation) -> Result<()> {
     let target = Setup {
         access: ALL_RIGHTS & !operation.right,
@@ -267,7 +268,7 @@ fn unsupported(bench: &Bench, operation: Operation) -> Result<()> {
 }
 
 fn bad_target(bench: &Bench, operation: Operation, target: fn(&Pair) -> (u64, u32)) -> Result<()> {
-    // Not of whole words, so that an aligned word can lie across its end.
+    // No multiple of 8, so that an aligned word can cross its end.
     let odd = Setup {
         bytes: 1020,
         ..Setup::default()
@@ -281,7 +282,8 @@ fn refused(bench: &Bench, pair: &Pair, operation: Operation, addr: u64, rkey: u3
     fails(bench, pair, operation, (addr, rkey), IBV_WC_REM_ACCESS_ERR)
 }
 
-/// That the operation fails at the peer so, changes nothing at either end, and stops both queue pairs.
+/// Checks that the operation fails at the peer with `status`, changes nothing at either end, and
+/// moves both queue pairs to ERR.
 fn fails(bench: &Bench, pair: &Pair, operation: Operation, target: (u64, u32), status: ibv_wc_status) -> Result<()> {
     let before = bench.pattern(pair.b.mr.length(), 9);
     pair.b.fill(0, &before);
@@ -292,7 +294,7 @@ fn fails(bench: &Bench, pair: &Pair, operation: Operation, target: (u64, u32), s
     ensure!(pair.b.bytes(0, before.len()) == before, "the peer's memory changed");
     ensure!(pair.a.bytes(0, 8) == [0xaa; 8], "our memory changed");
     ensure!(pair.a.qp.state()? == IBV_QPS_ERR, "the requester is not in ERR");
-    // The responder's receive comes back flushed as it has gone to ERR.
+    // The responder's receive is flushed, as it is in ERR.
     let wc = pair.b.received.wait()?;
     ensure!(wc.status != IBV_WC_SUCCESS, "the responder's receive was used");
     ensure!(pair.b.qp.state()? == IBV_QPS_ERR, "the responder is not in ERR");
@@ -324,7 +326,7 @@ fn local_source(bench: &Bench, transport: ibv_qp_type, source: Source) -> Result
     let (bad, _kept) = (source.sge)(&pair.a)?;
     pair.a.post(Send::new(IBV_WR_SEND).id(1).sge(bad))?;
     pair.a.sent.wait_for(1, IBV_WC_LOC_PROT_ERR)?;
-    pair.b.received.silent(bench.quiet)?;
+    pair.b.received.expect_nothing(bench.quiet)?;
     let state = pair.a.qp.state()?;
     let expected = if transport == IBV_QPT_RC {
         IBV_QPS_ERR

@@ -1,4 +1,4 @@
-//! What completes, in which order, with what; and completion queues that are resized or overrun.
+//! Completions, their order and contents; and resized or overrun completion queues.
 
 use std::thread;
 use std::time::Instant;
@@ -128,7 +128,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// `count` receives without elements at b, with wr_id from 0.
+/// Posts `count` receives without elements at b, with wr_id from 0.
 fn ready(pair: &Pair, count: u64) -> Result<()> {
     for id in 0..count {
         let result = pair.b.qp.receive_one(Recv::new(id));
@@ -256,7 +256,7 @@ fn poll_in_parts(bench: &Bench) -> Result<()> {
         pair.b.received.done(id)?;
     }
     let mut found = Vec::new();
-    let deadline = Instant::now() + bench.patience;
+    let deadline = Instant::now() + bench.time_limit;
     while found.len() < 10 && Instant::now() < deadline {
         found.extend(pair.a.sent.poll_many(3)?.iter().map(|wc| wc.wr_id));
     }
@@ -298,7 +298,7 @@ fn shared_queue(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Sends that wait for a receive which never comes, and receives of which none comes.
+/// Sends that wait for a receive which is never posted, and receives without a message.
 fn stuck(bench: &Bench) -> Result<Pair> {
     let pair = bench.pair(&Setup {
         min_rnr_timer: 20,
@@ -328,11 +328,11 @@ fn flush_behind(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let (at, key) = (pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.fill(0, &[7; 8]);
-    let write = |id: u64, place: u64, key| {
+    let write = |id: u64, addr: u64, key| {
         Send::new(IBV_WR_RDMA_WRITE)
             .id(id)
             .sge(pair.a.mr.sge(0, 8))
-            .at(place, key)
+            .at(addr, key)
     };
     let posted = pair.a.qp.post(&[
         write(0, at, key),
@@ -387,7 +387,7 @@ fn others_go_on(bench: &Bench) -> Result<()> {
             .sge(one.mr.sge(0, 8))
             .at(16, 0x00ab_cd00),
     )?;
-    // Its own peer: whether the refusal or the flush comes first is open.
+    // Its own peer: either the refusal or the flush may come first.
     ensure!(
         cq.wait()?.status != IBV_WC_SUCCESS,
         "a WRITE with a key of no region succeeded"
@@ -406,7 +406,7 @@ fn others_go_on(bench: &Bench) -> Result<()> {
 fn reset_forgets(bench: &Bench) -> Result<()> {
     let pair = stuck(bench)?;
     ensure!(pair.a.qp.step(IBV_QPS_RTS, IBV_QPS_RESET) == Errno(0), "RTS → RESET");
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.a.received.empty()
 }
 
@@ -415,7 +415,7 @@ fn after_destroy(bench: &Bench) -> Result<()> {
     ensure!(pair.a.qp.destroy() == Errno(0), "destroying the queue pair");
     pair.a.sent.poll_many(32)?;
     pair.a.received.poll_many(32)?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.a.received.empty()
 }
 
@@ -453,7 +453,7 @@ fn filled(bench: &Bench, count: u64) -> Result<Pair> {
     for id in 0..count {
         pair.b.received.done(id)?;
     }
-    // A receive completes before the send that it belongs to: what is on its way needs a moment.
+    // A receive completes before its send: wait for what is in flight.
     thread::sleep(bench.quiet);
     Ok(pair)
 }
@@ -472,7 +472,7 @@ fn resize_keeps(bench: &Bench) -> Result<()> {
     for id in 0..8 {
         pair.a.sent.done(id)?;
     }
-    // And it goes on.
+    // The queue continues.
     ready(&pair, 1)?;
     pair.a.post(nothing(20))?;
     pair.a.sent.done(20)?;
@@ -489,7 +489,7 @@ fn resize_too_small(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// More completions than there is room for.
+/// More completions than the queue holds.
 fn overrun(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     let (pd, small, received) = (device.pd()?, device.cq(1)?, device.cq(8)?);

@@ -107,7 +107,7 @@ fn none(bench: &Bench) -> Result<()> {
 }
 
 fn established(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    let pair = bench.unconnected_pair(&Setup::default(), &Setup::default())?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_RTR)?;
     pair.b.expect(1, 0, 8)?;
@@ -179,8 +179,8 @@ fn names(bench: &Bench) -> Result<()> {
 fn unread(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     drain(&pair, true)?;
-    // The event is there, and nobody reads it.
-    pair.a.sent.silent(bench.quiet)?;
+    // The event is pending and unread.
+    pair.a.sent.expect_nothing(bench.quiet)?;
     ensure!(pair.a.qp.destroy() == Errno(0), "destroying the queue pair");
     match pair.a.device().event(bench.quiet) {
         None => Ok(()),
@@ -233,9 +233,9 @@ fn drain_silent(bench: &Bench) -> Result<()> {
 
 fn drain_busy(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    // Refused for want of a receive, and tried again and again.
+    // Refused with RNR NAKs, and retried.
     pair.a.post(nothing(1))?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     drain(&pair, true)?;
     ensure!(
         pair.a.device().event(bench.quiet).is_none(),
@@ -254,7 +254,7 @@ fn drain_holds(bench: &Bench) -> Result<()> {
     drain(&pair, true)?;
     drained(&pair)?;
     pair.a.post(nothing(1)).context("in SQD")?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.b.received.empty()?;
     ensure!(pair.a.qp.step(IBV_QPS_SQD, IBV_QPS_RTS) == Errno(0), "SQD → RTS");
     pair.a.sent.done(1)?;

@@ -1,4 +1,4 @@
-//! Completions by calls: ibv_create_cq_ex(3).
+//! Extended completion queues: ibv_create_cq_ex(3).
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -45,10 +45,10 @@ pub(super) fn cases() -> Vec<Case> {
             error,
         ),
         case(
-            "cq-ex/only-what-was-asked-for",
+            "cq-ex/only-requested-fields",
             "ibv_create_cq_ex(3)",
             "calls that read what was not asked for are not there",
-            fields_asked_for,
+            only_requested_fields,
         ),
         case(
             "cq-ex/timestamps",
@@ -65,7 +65,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A pair whose `b` receives into a queue that is polled by calls.
+/// A pair whose `b` receives into an extended completion queue.
 fn extended(bench: &Bench, fields: u32) -> Result<(Pair, CqEx)> {
     let device = bench.open()?;
     let cq = device.cq_ex(64, fields.into())?;
@@ -79,7 +79,8 @@ fn extended(bench: &Bench, fields: u32) -> Result<(Pair, CqEx)> {
     Ok((Pair { a, b }, cq))
 }
 
-/// As many messages, until they are complete at their sender, which is when they are in the receiver's queue.
+/// Sends `count` messages, and waits for their send completions; then they are in the receiver's
+/// queue.
 fn messages(pair: &Pair, count: u64) -> Result<()> {
     for id in 0..count {
         pair.b.expect(id, 0, 64)?;
@@ -197,7 +198,7 @@ fn error(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn fields_asked_for(bench: &Bench) -> Result<()> {
+fn only_requested_fields(bench: &Bench) -> Result<()> {
     let (_pair, cq) = extended(bench, IBV_WC_EX_WITH_BYTE_LEN)?;
     let found = cq.reads_length_and_time();
     ensure!(found == (true, false), "length: {}, time: {}", found.0, found.1);

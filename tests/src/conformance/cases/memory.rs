@@ -1,4 +1,4 @@
-//! Memory of the device, regions that change or have addresses of their own, and moderated events.
+//! Device memory, reregistered regions, regions with an IOVA, and moderated completion queues.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -97,7 +97,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn iova(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
-    // On a page's border, as some devices want offsets in pages alike.
+    // With the memory's offset in its page, which some devices require.
     let base = 0x7000_0000_0000 | pair.b.mr.memory.addr() & 0xfff;
     let region = pair.b.pd.register_at(&pair.b.mr.memory, base, ALL_RIGHTS)?;
     ensure!(region.at(5) == base + 5, "the rig's own arithmetic");
@@ -110,13 +110,13 @@ fn iova(bench: &Bench) -> Result<()> {
     )?;
     pair.a.sent.done(1)?;
     ensure!(pair.b.bytes(5, 18) == b"by its own address", "other bytes were written");
-    // Here too.
+    // As the local address, too.
     pair.a.expect(2, 100, 64)?;
     pair.b.post(Send::new(IBV_WR_SEND).id(3).sge(region.sge(5, 18)))?;
     pair.b.sent.done(3)?;
     pair.a.received.done(2)?;
     ensure!(pair.a.bytes(100, 18) == b"by its own address", "other bytes were sent");
-    // The memory's real address means nothing to it.
+    // The memory's virtual address is invalid for it.
     let real = pair.b.mr.at(5);
     pair.a.post(
         Send::new(IBV_WR_RDMA_WRITE)
@@ -319,7 +319,7 @@ fn dm_local(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A pair, and a channel of the completion queue of `b`'s receives, which is moderated.
+/// A pair, and a channel of the moderated completion queue of `b`'s receives.
 fn moderated(bench: &Bench, count: u16, period: u16) -> Result<(Pair, crate::conformance::rig::Channel)> {
     let device = bench.open()?;
     let channel = device.channel()?;
@@ -347,13 +347,13 @@ fn message(pair: &Pair) -> Result<()> {
 }
 
 fn moderation_count(bench: &Bench) -> Result<()> {
-    // The longest period that there is: over 60 ms.
+    // The longest period: over 60 ms.
     let (pair, channel) = moderated(bench, 3, u16::MAX)?;
     for _ in 0..3 {
         message(&pair)?;
     }
     channel
-        .event(bench.patience)?
+        .event(bench.time_limit)?
         .context("no event came after 3 completions")?;
     pair.b.received.acknowledge(1);
     ensure!(channel.event(bench.quiet)?.is_none(), "a second event");
@@ -363,7 +363,7 @@ fn moderation_count(bench: &Bench) -> Result<()> {
 fn moderation_period(bench: &Bench) -> Result<()> {
     let (pair, channel) = moderated(bench, 100, 20_000)?;
     message(&pair)?;
-    channel.event(bench.patience)?.context("no event came after 20 ms")?;
+    channel.event(bench.time_limit)?.context("no event came after 20 ms")?;
     pair.b.received.acknowledge(1);
     Ok(())
 }

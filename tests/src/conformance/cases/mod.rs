@@ -64,7 +64,7 @@ mod tests {
                 "{}",
                 case.name
             );
-            assert!(!case.clause.is_empty() && !case.says.is_empty(), "{}", case.name);
+            assert!(!case.clause.is_empty() && !case.rule.is_empty(), "{}", case.name);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the device says of itself, and the lives of its objects.
+//! Device attributes, and the lifecycle of its objects.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;

@@ -1,4 +1,4 @@
-//! Posting: what is refused, where, and what a refused list leaves behind.
+//! Posting: refused requests, and the effect of a refused list.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -120,14 +120,14 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A send of nothing.
+/// An empty send.
 fn nothing(id: u64) -> Send {
     Send::new(IBV_WR_SEND).id(id)
 }
 
 fn send_queue_full(bench: &Bench) -> Result<()> {
     let setup = Setup {
-        // The peer never gets ready: what is posted stays.
+        // The peer never posts a receive: posted sends stay.
         min_rnr_timer: 20,
         ..Setup::default()
     };
@@ -138,7 +138,8 @@ fn send_queue_full(bench: &Bench) -> Result<()> {
     refused_for_want_of_room(depth, || pair.a.qp.post(&[nothing(2), nothing(3)]))
 }
 
-/// That a queue with all that it was granted posted takes no end of requests: a device may round up, as to a power of two. `post` posts two.
+/// Checks that a full queue refuses requests: a device may round its depth up, as to a power of
+/// two. `post` posts two.
 fn refused_for_want_of_room(granted: usize, post: impl Fn() -> Posted) -> Result<()> {
     for _ in 0..granted {
         match post() {
@@ -216,8 +217,8 @@ fn partial_list(bench: &Bench) -> Result<()> {
     ensure!(posted.is_refused_at(2), "{posted:?}");
     pair.a.sent.done(10)?;
     pair.a.sent.done(11)?;
-    pair.a.sent.silent(bench.quiet)?;
-    // The queue goes on.
+    pair.a.sent.expect_nothing(bench.quiet)?;
+    // The queue continues.
     pair.a.post(nothing(14))?;
     pair.a.sent.done(14)?;
     Ok(())
@@ -303,7 +304,8 @@ fn inline_is_copied(bench: &Bench) -> Result<()> {
         min_rnr_timer: 14,
         ..Setup::default()
     })?;
-    // Nothing is expected yet, so that the message is gathered again when it is: long after its vector was freed by the rig.
+    // There is no receive yet, so the message is gathered again on retransmission: long after the
+    // rig freed its vector.
     pair.a.post(nothing(1).inline(b"written once"))?;
     pair.b.expect(2, 0, 64)?;
     pair.a.sent.done(1)?;

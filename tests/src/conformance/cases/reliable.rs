@@ -1,4 +1,5 @@
-//! What RC does about peers that are not ready, not there, or ask for what cannot be; and the limits of READs and atomics.
+//! RC with peers that are not ready, not there, or send invalid requests; and the limits of READs
+//! and atomics.
 
 use std::thread;
 use std::time::Duration;
@@ -188,8 +189,8 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A side that is not patient: what goes unanswered fails after some 100 ms.
-fn hasty() -> Setup {
+/// A setup with short timeouts: unanswered requests fail after some 100 ms.
+fn short_timeouts() -> Setup {
     Setup {
         timeout: 12,
         retry_cnt: 3,
@@ -226,8 +227,8 @@ fn rnr_some_retries(bench: &Bench) -> Result<()> {
 fn rnr_for_ever(bench: &Bench) -> Result<()> {
     let pair = rnr(bench, 7)?;
     pair.a.post(nothing(1))?;
-    // Many times 0.64 ms, which is the responder's timer.
-    pair.a.sent.silent(bench.quiet)?;
+    // Many times 0.64 ms, the responder's RNR timer.
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.b.expect(2, 0, 8)?;
     pair.a.sent.done(1)?;
     pair.b.received.done(2)?;
@@ -237,7 +238,7 @@ fn rnr_for_ever(bench: &Bench) -> Result<()> {
 fn rnr_anew(bench: &Bench) -> Result<()> {
     let setup = Setup {
         rnr_retry: 6,
-        // 40.96 ms: a receive is there before the first retry, or one of the next.
+        // 40.96 ms: a receive is posted before the first or a later retry.
         min_rnr_timer: 24,
         ..Setup::default()
     };
@@ -260,7 +261,7 @@ fn rnr_write_imm(bench: &Bench) -> Result<()> {
         .sge(pair.a.mr.sge(0, 3000))
         .at(pair.b.mr.at(0), pair.b.mr.rkey());
     pair.a.post(write)?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     pair.b.expect(2, 8000, 8)?;
     pair.b.expect(3, 8000, 8)?;
     pair.a.sent.done(1)?;
@@ -293,7 +294,7 @@ fn rnr_receiver_stays(bench: &Bench) -> Result<()> {
     pair.b.received.empty()
 }
 
-/// That a send of `a` goes unanswered.
+/// Checks that a send of `a` gets no answer.
 fn unanswered(pair: &Pair) -> Result<()> {
     pair.a.post(nothing(1))?;
     pair.a.sent.wait_for(1, IBV_WC_RETRY_EXC_ERR)?;
@@ -302,13 +303,13 @@ fn unanswered(pair: &Pair) -> Result<()> {
 }
 
 fn peer_destroyed(bench: &Bench) -> Result<()> {
-    let pair = bench.pair(&hasty())?;
+    let pair = bench.pair(&short_timeouts())?;
     ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
     unanswered(&pair)
 }
 
 fn peer_in_init(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&hasty(), &hasty())?;
+    let pair = bench.unconnected_pair(&short_timeouts(), &short_timeouts())?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_INIT)?;
     pair.b.expect(2, 0, 8)?;
@@ -317,21 +318,21 @@ fn peer_in_init(bench: &Bench) -> Result<()> {
 }
 
 fn peer_in_err(bench: &Bench) -> Result<()> {
-    let pair = bench.pair(&hasty())?;
+    let pair = bench.pair(&short_timeouts())?;
     ensure!(pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
     unanswered(&pair)
 }
 
 fn peer_in_reset(bench: &Bench) -> Result<()> {
-    let pair = bench.pair(&hasty())?;
+    let pair = bench.pair(&short_timeouts())?;
     ensure!(pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_RESET) == Errno(0), "RTS → RESET");
     unanswered(&pair)
 }
 
 fn peer_of_another(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&hasty(), &hasty())?;
+    let pair = bench.unconnected_pair(&short_timeouts(), &short_timeouts())?;
     let mut elsewhere = pair.a.qp.as_peer();
-    // A neighbour's address: on the guest's wire the other end's, and on loopback any.
+    // An adjacent address: on the guest's wire the other end's, and on loopback any.
     let mut gid = gid_bytes(&elsewhere.gid);
     gid[15] ^= 3;
     elsewhere.gid.raw = gid;
@@ -344,7 +345,7 @@ fn peer_of_another(bench: &Bench) -> Result<()> {
 }
 
 fn peer_comes_back(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    let pair = bench.unconnected_pair(&Setup::default(), &Setup::default())?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_INIT)?;
     pair.b.expect(2, 0, 8)?;
@@ -377,7 +378,7 @@ fn atomic_unaligned(bench: &Bench) -> Result<()> {
             .id(1)
             .sge(pair.a.mr.sge(0, 8))
             .atomic(pair.b.mr.at(4), pair.b.mr.rkey(), 0, 1);
-        // A library may see it as well as the peer.
+        // Either the library or the peer may detect it.
         match pair.a.qp.post_one(atomic) {
             Errno(0) => {
                 pair.a.sent.wait_for(1, IBV_WC_REM_INV_REQ_ERR)?;
@@ -475,7 +476,7 @@ fn atomics_once(bench: &Bench) -> Result<()> {
 }
 
 fn rtr_receives(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    let pair = bench.unconnected_pair(&Setup::default(), &Setup::default())?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_RTR)?;
     pair.b.expect(2, 0, 8)?;
@@ -488,13 +489,13 @@ fn rtr_receives(bench: &Bench) -> Result<()> {
 }
 
 fn init_receives(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&Setup::default(), &Setup::default())?;
+    let pair = bench.unconnected_pair(&Setup::default(), &Setup::default())?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_INIT)?;
     for id in 0..3 {
         pair.b.expect(id, 0, 8)?;
     }
-    pair.b.qp.walk(IBV_QPS_INIT, &[IBV_QPS_RTR, IBV_QPS_RTS])?;
+    pair.b.qp.modify_through(IBV_QPS_INIT, &[IBV_QPS_RTR, IBV_QPS_RTS])?;
     for id in 0..3 {
         pair.a.post(nothing(id))?;
         pair.a.sent.done(id)?;
@@ -638,26 +639,26 @@ fn short_answer(bench: &Bench) -> Result<()> {
 fn no_retries(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup {
         retry_cnt: 0,
-        ..hasty()
+        ..short_timeouts()
     })?;
     ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
     unanswered(&pair)
 }
 
 fn no_timeout(bench: &Bench) -> Result<()> {
-    let pair = bench.pair(&Setup { timeout: 0, ..hasty() })?;
+    let pair = bench.pair(&Setup { timeout: 0, ..short_timeouts() })?;
     ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
     pair.a.post(nothing(1))?;
-    pair.a.sent.silent(bench.quiet)?;
+    pair.a.sent.expect_nothing(bench.quiet)?;
     ensure!(pair.a.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
     pair.a.sent.wait_for(1, IBV_WC_WR_FLUSH_ERR)?;
     Ok(())
 }
 
 fn other_sequence(bench: &Bench) -> Result<()> {
-    let pair = bench.strangers(&hasty(), &hasty())?;
+    let pair = bench.unconnected_pair(&short_timeouts(), &short_timeouts())?;
     let mut other = pair.a.qp.as_peer();
-    // As far behind as can be: what comes looks like what was long done.
+    // As far behind as possible: requests look like duplicates.
     other.psn = (other.psn + (1 << 20)) & 0x00ff_ffff;
     pair.b.qp.set_peer(other);
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
@@ -665,5 +666,5 @@ fn other_sequence(bench: &Bench) -> Result<()> {
     pair.b.expect(2, 0, 8)?;
     pair.a.post(nothing(1))?;
     // Whatever the peer answers, nothing was received.
-    pair.b.received.silent(bench.quiet)
+    pair.b.received.expect_nothing(bench.quiet)
 }

@@ -100,11 +100,11 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Queue pairs on one shared queue, and a sender for each.
+/// Queue pairs on one shared receive queue, and a sender for each.
 struct Scene {
     senders: Vec<End>,
     receivers: Vec<Qp>,
-    /// Of the receivers' receives.
+    /// Completions of the receivers' receives.
     received: Cq,
     srq: Srq,
     mr: Mr,
@@ -151,7 +151,7 @@ impl Scene {
         Ok(())
     }
 
-    /// A message of one sender, until it is complete there.
+    /// Sends a message, and waits for its send completion.
     fn message(&self, sender: usize, bytes: &[u8]) -> Result<()> {
         let end = &self.senders[sender];
         let mut send = Send::new(IBV_WR_SEND).id(1).inline(bytes);
@@ -163,7 +163,7 @@ impl Scene {
         Ok(())
     }
 
-    /// The next receive is this one, of this queue pair, with these bytes.
+    /// Checks the next receive: its id, queue pair and bytes.
     fn arrived(&self, id: u64, receiver: usize, bytes: &[u8]) -> Result<()> {
         let wc = self.received.done(id)?;
         ensure!(
@@ -264,7 +264,7 @@ fn no_own_receives(bench: &Bench) -> Result<()> {
 fn not_ready(bench: &Bench) -> Result<()> {
     let scene = scene(bench, IBV_QPT_RC, 1)?;
     scene.senders[0].post(Send::new(IBV_WR_SEND).id(1).inline(b"patience"))?;
-    scene.senders[0].sent.silent(bench.quiet)?;
+    scene.senders[0].sent.expect_nothing(bench.quiet)?;
     scene.receive(0..1)?;
     scene.senders[0].sent.done(1)?;
     scene.arrived(0, 0, b"patience")
@@ -331,7 +331,7 @@ fn error_of_one(bench: &Bench) -> Result<()> {
         scene.receivers[0].step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0),
         "RTS → ERR"
     );
-    scene.received.silent(bench.quiet)?;
+    scene.received.expect_nothing(bench.quiet)?;
     for id in 0..4 {
         scene.message(1, b"m")?;
         scene.arrived(id, 1, b"m")?;
@@ -344,7 +344,7 @@ fn destroyed_with_receives(bench: &Bench) -> Result<()> {
     scene.receive(0..8)?;
     ensure!(scene.receivers[0].destroy() == Errno(0), "destroying the queue pair");
     ensure!(scene.srq.destroy() == Errno(0), "destroying the shared queue");
-    scene.received.silent(bench.quiet)
+    scene.received.expect_nothing(bench.quiet)
 }
 
 fn around(bench: &Bench) -> Result<()> {

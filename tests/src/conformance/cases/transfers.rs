@@ -1,4 +1,4 @@
-//! Messages of every operation and of every length that could be special, and what their completions say.
+//! Messages of every operation and of every boundary length, and the contents of their completions.
 
 use anyhow::{Result, ensure};
 use doorbell_verbs_sys::*;
@@ -6,7 +6,7 @@ use doorbell_verbs_sys::*;
 use crate::conformance::rig::{Bench, Pair, Recv, Send, Setup, states::transport_name};
 use crate::conformance::{Case, case};
 
-/// Immediate data as they lie in the packet.
+/// Immediate data in network byte order.
 const IMM: [u8; 4] = [0x01, 0x23, 0x45, 0x67];
 
 pub(super) fn cases() -> Vec<Case> {
@@ -110,7 +110,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Lengths at which packets of this MTU divide.
+/// Lengths around the packet boundaries of this MTU.
 fn lengths(mtu: usize) -> [usize; 10] {
     [
         0,
@@ -134,7 +134,7 @@ fn send_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     Ok(())
 }
 
-/// One SEND, verified, with all that its completions say.
+/// One SEND, with its data and completions verified.
 fn send(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     let bytes = bench.pattern(len, len as u32);
     pair.a.fill(0, &bytes);
@@ -168,7 +168,7 @@ fn send(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
 
 fn write_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     let pair = bench.pair(&Setup::of(transport))?;
-    // Somewhere odd.
+    // An unaligned offset.
     let at = 13;
     for len in lengths(1024) {
         let bytes = bench.pattern(len, len as u32);
@@ -181,7 +181,7 @@ fn write_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
         pair.a.post(write)?;
         let wc = pair.a.sent.done(1)?;
         ensure!(wc.opcode == IBV_WC_RDMA_WRITE, "it completed as opcode {}", wc.opcode);
-        // Over UC the request is complete when it has left. A SEND behind it arrives after it.
+        // Over UC the request completes when it was sent. A SEND behind it arrives after it.
         pair.b.expect(2, 0, 0)?;
         pair.a.post(Send::new(IBV_WR_SEND).id(3))?;
         pair.a.sent.done(3)?;
@@ -279,10 +279,10 @@ fn every_mtu(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     Ok(())
 }
 
-/// A pair whose sender begins just before the end of the sequence numbers.
+/// A pair whose sender's PSNs wrap soon.
 fn nearly_wrapped(bench: &Bench, transport: ibv_qp_type) -> Result<Pair> {
     let setup = Setup::of(transport);
-    let pair = bench.strangers_from([&setup, &setup], [0x00ff_fffd, 0x00ff_fffe])?;
+    let pair = bench.unconnected_pair_from([&setup, &setup], [0x00ff_fffd, 0x00ff_fffe])?;
     pair.a.qp.bring_to(IBV_QPS_RTS)?;
     pair.b.qp.bring_to(IBV_QPS_RTS)?;
     Ok(pair)
@@ -324,7 +324,7 @@ fn read_lengths(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// One READ from somewhere odd, verified.
+/// One READ from an unaligned offset, verified.
 fn read(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     let bytes = bench.pattern(len, len as u32);
     pair.b.fill(5, &bytes);
@@ -413,7 +413,7 @@ fn compare_swap(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Elements of these sizes, one byte apart from each other.
+/// Elements of these sizes, one byte apart.
 fn elements(mr: &crate::conformance::rig::Mr, sizes: &[usize]) -> Vec<(usize, ibv_sge)> {
     let mut at = 1;
     sizes
@@ -453,7 +453,7 @@ fn gather(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// What lies in elements, and that the bytes between them are 0 still.
+/// Checks the bytes in the elements, and that the bytes between them are still 0.
 fn scattered(end: &crate::conformance::rig::End, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     for (at, sge) in elements(&end.mr, &ODD) {

@@ -1,4 +1,5 @@
-//! Memory windows: what is bound is allowed and nothing else, until it is invalidated, bound anew or gone.
+//! Memory windows: access is limited to the binding, until it is invalidated, replaced or
+//! deallocated.
 
 use anyhow::{Context, Result, ensure};
 use doorbell_verbs_sys::*;
@@ -161,9 +162,10 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// `b` has a region that grants peers nothing but may have windows; the window is on its bytes from 64 to 192.
+/// `b` has a region without remote rights that allows windows; the window is on its bytes from 64
+/// to 192.
 struct Scene {
-    /// Dropped first: a window goes before what it is bound to.
+    /// Dropped first: a window is deallocated before its region.
     mw: Mw,
     region: Mr,
     pair: Pair,
@@ -179,7 +181,7 @@ fn scene(bench: &Bench, kind: ibv_mw_type) -> Result<Scene> {
     Ok(Scene { mw, region, pair })
 }
 
-/// Binds by the way of its type; the status of the completion.
+/// Binds by the verb of its type; returns the completion.
 fn bind(pair: &Pair, kind: ibv_mw_type, mw: &Mw, binding: Binding<'_>) -> Result<ibv_wc> {
     let (qp, key) = (&pair.b.qp, next_key(mw.rkey()));
     let result = if kind == IBV_MW_TYPE_1 {
@@ -206,7 +208,7 @@ impl Scene {
         }
     }
 
-    /// Binds, which is to succeed.
+    /// Binds, which must succeed.
     fn bind(&self, kind: ibv_mw_type, rights: u32) -> Result<()> {
         let wc = bind(&self.pair, kind, &self.mw, self.binding(rights))?;
         ensure!(wc.status == IBV_WC_SUCCESS, "the binding: {}", named(wc.status));
@@ -296,7 +298,7 @@ fn completion(bench: &Bench, kind: ibv_mw_type) -> Result<()> {
     Ok(())
 }
 
-/// That this binding is refused, when posted or by its completion.
+/// Checks that this binding is refused, when posted or by its completion.
 fn fails(pair: &Pair, kind: ibv_mw_type, mw: &Mw, binding: Binding<'_>) -> Result<()> {
     let key = next_key(mw.rkey());
     let result = if kind == IBV_MW_TYPE_1 {
@@ -432,7 +434,7 @@ fn zero_length(bench: &Bench) -> Result<()> {
     scene.refused(IBV_WR_RDMA_READ, START, old)
 }
 
-/// A second connection between the same domains, and its `a` and `b`.
+/// A second connection between the same protection domains, and its `a` and `b`.
 fn second(bench: &Bench, pair: &Pair) -> Result<Pair> {
     let setup = Setup::default();
     let end = |of: &crate::conformance::rig::End, salt| {
@@ -529,7 +531,7 @@ fn remote_invalidate(bench: &Bench) -> Result<()> {
     scene.refused(IBV_WR_RDMA_READ, START, key)
 }
 
-/// A SEND that invalidates a key which it must not.
+/// A SEND with an invalidation that must be refused.
 fn invalidation_refused(pair: &Pair, key: u32) -> Result<()> {
     pair.b.expect(3, 0, 64)?;
     pair.a.post(Send::new(IBV_WR_SEND_WITH_INV).id(2).invalidating(key))?;

@@ -81,7 +81,8 @@ impl Srq {
         let (mut list, _elements) = chain(receives);
         let first = list.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: live, and with it its context, which has this entry where queues can be made; a list of requests that live through the call.
+        // SAFETY: live, and with it its context, which has this entry where SRQs can be created; a
+        // list of requests that live through the call.
         let result = unsafe {
             match (*self.pd.device().raw()).ops.post_srq_recv {
                 Some(post) => post(self.raw(), first, &mut bad),
