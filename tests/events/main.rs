@@ -3,35 +3,19 @@
 
 mod extended;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
+use doorbell_tests::soft::open;
 use doorbell_verbs::{
-    AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CompletionQueueError, Context, Library, Local, Notify,
-    ProtectionDomain, QueuePair, QueuePairEvent, Success,
+    AsyncEvent, Buffer, CompletionChannel, CompletionQueue, CompletionQueueError, Local, Notify, ProtectionDomain,
+    QueuePair, QueuePairEvent, Success,
 };
 
 /// Longer than any step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an unwanted event is waited for.
 const QUIET_TIME: Duration = Duration::from_millis(50);
-
-/// Device `soft0` or `soft1`, on an address of this process's own.
-fn open(n: u8) -> Context {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let device = |n: u8| DeviceConfig {
-            address: Some(IpAddr::V4(Ipv4Addr::new(127, 160 + high % 64, low, 1 + n))),
-            ..DeviceConfig::new(format!("soft{n}"))
-        };
-        configure(vec![device(0), device(1)]).unwrap();
-    });
-    Library::new(api()).open(&format!("soft{n}")).unwrap()
-}
 
 /// One end of a connection.
 struct End {

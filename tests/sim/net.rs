@@ -242,10 +242,7 @@ impl Network {
     fn time_out(&mut self, at: Instant, node: usize) -> Result<Step, String> {
         self.timeouts = if at > self.now { 0 } else { self.timeouts + 1 };
         if self.timeouts > MAX_TIMEOUTS_PER_INSTANT {
-            return Err(format!(
-                "node {node} repeats a timeout at {:?}",
-                self.now
-            ));
+            return Err(format!("node {node} repeats a timeout at {:?}", self.now));
         }
         self.now = self.now.max(at);
         self.trace.timeout(self.now, node);

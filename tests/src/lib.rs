@@ -17,9 +17,10 @@
 //!   programs.
 //!
 //! Shared here: [`interop`], both ends of a test of every operation; [`conformance`], the suite of
-//! rules for every device; [`raw`], the C verbs; [`gpu`], the test cases of the reduction kernels;
-//! [`program`], the common part of the programs in `src/bin`; and for programs that run other
-//! programs [`process`], [`environment`], [`retry`] and [`section`], which edits their reports.
+//! rules for every device; [`raw`], the C verbs; [`soft`], two soft devices in one process;
+//! [`gpu`], the test cases of the reduction kernels; [`program`], the common part of the programs
+//! in `src/bin`; and for programs that run other programs [`process`], [`environment`], [`retry`]
+//! and [`section`], which edits their reports.
 
 pub mod attributes;
 pub mod conformance;
@@ -31,3 +32,4 @@ pub mod program;
 pub mod raw;
 pub mod retry;
 pub mod section;
+pub mod soft;

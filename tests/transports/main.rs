@@ -9,11 +9,8 @@ mod descriptions;
 mod memory;
 mod shared;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::{
     Backend, Buffer, CompletionQueue, Connected, Context, Library, Local, PreparedQueuePair, ProtectionDomain, Queue,
     QueuePair, QueuePairBuilder, QueuePairError, Status,
@@ -35,16 +32,7 @@ fn open(n: u8) -> Context {
     if let Ok(name) = std::env::var(DEVICE) {
         return Library::system().unwrap().open(&name).unwrap();
     }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let device = |n: u8| DeviceConfig {
-            address: Some(IpAddr::V4(Ipv4Addr::new(127, 96 + high % 64, low, 1 + n))),
-            ..DeviceConfig::new(format!("soft{n}"))
-        };
-        configure(vec![device(0), device(1)]).unwrap();
-    });
-    Library::new(api()).open(&format!("soft{n}")).unwrap()
+    doorbell_tests::soft::open(n)
 }
 
 /// One side: a device, a protection domain, and a completion queue of 64 entries.

@@ -5,7 +5,7 @@ use doorbell_roce_proto::qp::State;
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
 
 use super::plan::{Action, Area, Areas, End, Op, Range};
-use super::run::{RunningEnd, Outcome};
+use super::run::{Outcome, RunningEnd};
 use doorbell_roce_proto::memory::AtomicOp;
 
 /// The state of one end so far. Its methods take a completion and return the next state, or the
@@ -242,7 +242,11 @@ fn execute(areas: &mut Areas, to: &RunningEnd<'_>, op: &Op, len: usize) {
 
 /// The requester's own memory: sources unchanged; landings hold confirmed data, or a prefix of
 /// unconfirmed data.
-fn check_requester(from: &RunningEnd<'_>, mtu: usize, memory: impl Fn(&RunningEnd<'_>, Area) -> Vec<u8>) -> Result<(), String> {
+fn check_requester(
+    from: &RunningEnd<'_>,
+    mtu: usize,
+    memory: impl Fn(&RunningEnd<'_>, Area) -> Vec<u8>,
+) -> Result<(), String> {
     if memory(from, Area::Source) != from.end.areas.0[Area::Source as usize] {
         return Err("a source buffer changed".into());
     }

@@ -178,7 +178,10 @@ impl<'a> Conversation<'a> {
         self.post_receives(i)?;
         while self.post_next(i)? {}
         let RunningEnd { end, state, wake, .. } = &mut self.running[i];
-        let receive = end.receives.get(state.receives_posted).map(|receive| receive.not_before);
+        let receive = end
+            .receives
+            .get(state.receives_posted)
+            .map(|receive| receive.not_before);
         let op = end.ops.get(state.posted).map(|op| op.not_before);
         let due = receive.into_iter().chain(op).filter(|&at| at > self.net.now).min();
         if due != *wake {
@@ -349,7 +352,12 @@ impl<'a> RunningEnd<'a> {
     }
 
     /// RESET → INIT → RTR → RTS.
-    fn modifies(&self, peer: &RunningEnd<'_>, mtu: doorbell_roce_proto::Mtu, addresses: &[std::net::IpAddr]) -> [Modify; 3] {
+    fn modifies(
+        &self,
+        peer: &RunningEnd<'_>,
+        mtu: doorbell_roce_proto::Mtu,
+        addresses: &[std::net::IpAddr],
+    ) -> [Modify; 3] {
         let End {
             node,
             sq_psn,

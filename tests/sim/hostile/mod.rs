@@ -1,11 +1,9 @@
-//! Hostile input from the peer or any other sender.
+//! Hostile input from the peer or any other sender. Single requests that a responder must refuse
+//! are tested in `softroce/proto/tests/refusals.rs` and in the conformance suite.
 //!
-//! - [`requests`]: requests that a verbs program can post and its peer must refuse, observed at
-//!   both ends.
 //! - [`sequence`]: packets that no requester may send.
 //! - [`datagrams`]: a million random datagrams.
 
 mod datagrams;
-mod requests;
 mod sequence;
 mod victim;

@@ -172,7 +172,9 @@ fn run(options: &Options) -> Result<bool> {
         );
     }
     let api = api_for(options)?;
-    let results = runner::run(api, options, cases, &waivers, |result| report::print_case(options, result));
+    let results = runner::run(api, options, cases, &waivers, |result| {
+        report::print_case(options, result)
+    });
     report::print_summary(options, &results);
     Ok(results.iter().all(runner::CaseResult::is_good))
 }

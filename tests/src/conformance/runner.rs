@@ -214,7 +214,10 @@ mod tests {
         let failed = Outcome::Failed("x".to_owned());
         assert_eq!(apply_waiver(failed.clone(), Some(&waiver(Kind::Lacks)), true), failed);
         let not_offered = Outcome::NotOffered("x".to_owned());
-        assert!(matches!(apply_waiver(not_offered.clone(), None, true), Outcome::Failed(_)));
+        assert!(matches!(
+            apply_waiver(not_offered.clone(), None, true),
+            Outcome::Failed(_)
+        ));
         assert_eq!(apply_waiver(not_offered.clone(), None, false), not_offered);
     }
 

@@ -32,8 +32,6 @@ const PSN: u32 = 0xff_fff0;
 pub(crate) struct Received {
     /// Index of the queue pair that received it.
     pub(crate) qp: usize,
-    /// Its receive slot, free again.
-    pub(crate) slot: usize,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -61,8 +59,6 @@ pub(crate) struct End {
     peers: Vec<(u32, *mut ibv_ah)>,
     /// By queue pair: whether a send is in flight.
     sending: Vec<bool>,
-    /// A send that is not acknowledged then counts as complete, too.
-    peer_may_leave: bool,
     /// Messages received while waiting for something else.
     kept: Vec<Received>,
     events: Receiver<Event>,
@@ -117,7 +113,6 @@ impl End {
                 gid_index,
                 peers: Vec::new(),
                 sending: vec![false; config.qps],
-                peer_may_leave: false,
                 kept: Vec::new(),
                 events: events(api, context),
                 is_soft: config.options.device.starts_with("soft"),
@@ -135,10 +130,6 @@ impl End {
             }
             Ok(end)
         }
-    }
-
-    pub(crate) fn qps(&self) -> usize {
-        self.qps.len()
     }
 
     pub(crate) fn addresses(&self) -> Vec<QpAddress> {
@@ -280,19 +271,6 @@ impl End {
         )
     }
 
-    /// Waits until every send is complete.
-    pub(crate) fn wait_sent(&mut self) -> Result<()> {
-        self.wait_until(|end| !end.sending.contains(&true))
-    }
-
-    /// The same for the last sends to a peer that exits after receiving them: rxe delivers a
-    /// message before it acknowledges it, so the acknowledgement may never arrive. The peer's exit
-    /// status shows whether all has arrived.
-    pub(crate) fn wait_sent_or_left(&mut self) -> Result<()> {
-        self.peer_may_leave = true;
-        self.wait_sent()
-    }
-
     /// Waits for a message.
     pub(crate) fn receive(&mut self) -> Result<Received> {
         self.wait_until(|end| !end.kept.is_empty())?;
@@ -329,9 +307,8 @@ impl End {
         let qp = self.qps.iter().position(|&qp| unsafe { (*qp).qp_num } == wc.qp_num);
         let qp = qp.with_context(|| format!("a completion of queue pair {:#x}", wc.qp_num))?;
         let is_send = wc.wr_id == SEND | qp as u64;
-        let has_left = self.peer_may_leave && is_send && wc.status == IBV_WC_RETRY_EXC_ERR;
         ensure!(
-            wc.status == IBV_WC_SUCCESS || has_left,
+            wc.status == IBV_WC_SUCCESS,
             "queue pair {qp}: a completion with status {}",
             wc.status
         );
@@ -358,7 +335,7 @@ impl End {
         let start = (self.qps.len() + slot) * (SIZE + GRH) + grh;
         // SAFETY: in the buffer, and the device has done with it.
         let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(start), end - grh) }.to_vec();
-        self.kept.push(Received { qp, slot, bytes });
+        self.kept.push(Received { qp, bytes });
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! Queue pairs that share a receive queue, on any device, through the verbs api_for: one end of a
-//! pair, or a peer for the stock `ibv_srq_pingpong`, with its exchange over TCP.
+//! Queue pairs that share a receive queue, on any device, through the verbs table: one end of a
+//! pair.
 //!
 //! Both ends have a shared receive queue. Each sends to the other's in order over several queue
 //! pairs; every byte is verified, and the message order of each queue pair. On the way the limit is
@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use doorbell_tests::interop::Role;
 use doorbell_tests::program::{self, EndOptions, Program};
-use doorbell_tests::raw::{QpAddress, Rendezvous, api_for};
+use doorbell_tests::raw::{Rendezvous, api_for};
 
 use end::{End, Event};
 
@@ -27,9 +27,6 @@ const LIMIT: usize = 3;
 const STREAM_MESSAGES: usize = 120;
 /// Datagrams in flight at most, so that each finds a receive.
 const BATCH: usize = 4;
-
-/// Address lines that the stock program always exchanges, whatever its number of queue pairs.
-const STOCK_LINES: usize = 256;
 
 /// The transport under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,15 +42,12 @@ struct Config {
     transport: Transport,
     /// Queue pairs on the shared receive queue.
     qps: usize,
-    /// Messages each way with a stock ping-pong as the peer.
-    stock: Option<usize>,
 }
 
 /// Its options.
 struct Shared {
     transport: Option<Transport>,
     qps: usize,
-    stock: Option<usize>,
 }
 
 impl Default for Shared {
@@ -61,21 +55,18 @@ impl Default for Shared {
         Self {
             transport: None,
             qps: 3,
-            stock: None,
         }
     }
 }
 
 impl Program for Shared {
-    const USAGE: &str =
-        "shared --device NAME --address IP --transport rc|ud (--listen|--connect) IP:PORT [--qps N] [--stock ROUNDS]";
+    const USAGE: &str = "shared --device NAME --address IP --transport rc|ud (--listen|--connect) IP:PORT [--qps N]";
 
     fn option(&mut self, name: &str, value: &str) -> Result<bool> {
         match (name, value) {
             ("--transport", "rc") => self.transport = Some(Transport::Rc),
             ("--transport", "ud") => self.transport = Some(Transport::Ud),
             ("--qps", _) => self.qps = value.parse()?,
-            ("--stock", _) => self.stock = Some(value.parse()?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -92,7 +83,6 @@ impl Program for Shared {
             options: options.clone(),
             transport: self.transport.context("--transport is missing")?,
             qps: self.qps,
-            stock: self.stock,
         })
     }
 }
@@ -105,18 +95,7 @@ fn run(config: &Config) -> Result<()> {
     let mut end = End::open(api_for(&config.options.device, config.options.address)?, config)?;
     let mut rendezvous = Rendezvous::open(config.options.role)?;
     let is_server = matches!(config.options.role, Role::Listen(_));
-    if config.stock.is_some() {
-        (0..end::DEPTH).try_for_each(|slot| end.post_receive(slot))?;
-    }
-    let lines = if config.stock.is_some() {
-        STOCK_LINES
-    } else {
-        config.qps
-    };
-    connect(&mut end, &mut rendezvous, lines, is_server)?;
-    if let Some(rounds) = config.stock {
-        return ping_pong(&mut end, rounds, is_server);
-    }
+    connect(&mut end, &mut rendezvous, is_server)?;
     let mut conversation = Conversation {
         end,
         rendezvous,
@@ -141,15 +120,9 @@ fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Exchanges `lines` addresses, padded with zeros, and connects.
-fn connect(end: &mut End, rendezvous: &mut Rendezvous, lines: usize, is_server: bool) -> Result<()> {
-    let mut ours = end.addresses();
-    let padding = QpAddress {
-        qpn: 0,
-        psn: 0,
-        gid: [0; 16],
-    };
-    ours.resize(lines, padding);
+/// Exchanges the addresses, and connects.
+fn connect(end: &mut End, rendezvous: &mut Rendezvous, is_server: bool) -> Result<()> {
+    let ours = end.addresses();
     let send = |rendezvous: &mut Rendezvous| ours.iter().try_for_each(|one| rendezvous.send_address(one));
     if !is_server {
         send(rendezvous)?;
@@ -158,40 +131,13 @@ fn connect(end: &mut End, rendezvous: &mut Rendezvous, lines: usize, is_server: 
         .iter()
         .map(|_| rendezvous.receive_address())
         .collect::<Result<Vec<_>>>()?;
-    end.connect(&theirs[..end.qps()])?;
+    end.connect(&theirs)?;
     if is_server {
         send(rendezvous)?;
         rendezvous.receive_done()
     } else {
         rendezvous.send_done()
     }
-}
-
-/// The stock program's loop: a message ping-pongs on each queue pair.
-fn ping_pong(end: &mut End, rounds: usize, is_server: bool) -> Result<()> {
-    let message = vec![0x5a; end::SIZE];
-    let mut sent = 0;
-    if !is_server {
-        for qp in 0..end.qps() {
-            end.send(qp, &message)?;
-            sent += 1;
-        }
-    }
-    for round in 0..rounds {
-        let received = end.receive().with_context(|| format!("message {round} of {rounds}"))?;
-        ensure!(received.bytes.len() == end::SIZE, "{} bytes", received.bytes.len());
-        end.post_receive(received.slot)?;
-        if sent < rounds {
-            end.send(received.qp, &message)?;
-            sent += 1;
-        }
-    }
-    end.wait_sent_or_left()?;
-    // The stock program counts its messages by their acknowledgements, and may have sent some
-    // beyond the count.
-    sleep(Duration::from_millis(500));
-    println!("{rounds} messages each way with a stock ping-pong");
-    Ok(())
 }
 
 /// A test with another `shared` as the peer.

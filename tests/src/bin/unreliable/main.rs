@@ -1,10 +1,9 @@
-//! A ping-pong over UC or UD on any device, through the verbs api_for: one end of a pair, or a peer
-//! for the stock `ibv_uc_pingpong` and `ibv_ud_pingpong`, with their exchange over TCP.
+//! A ping-pong over UC or UD on any device, through the verbs table: one end of a pair.
 //!
-//! The client sends a message that differs in every round and at every offset; the server, ours or
-//! a stock one, echoes it; and the client verifies every byte, so both directions are checked.
-//! Between two of ours, `--write` uses RDMA WRITE with immediate instead of SEND on UC. These
-//! transports retransmit nothing: a lost message fails the run, after some seconds.
+//! The client sends a message that differs in every round and at every offset; the server echoes
+//! it; and the client verifies every byte, so both directions are checked. `--write` uses RDMA WRITE
+//! with immediate instead of SEND on UC. These transports retransmit nothing: a lost message fails
+//! the run, after some seconds.
 
 mod end;
 

@@ -179,12 +179,6 @@ impl End {
             mw_access_flags: access,
         }
     }
-
-    /// Tries to deregister the region; returns the errno value.
-    pub(crate) fn try_deregister(&self) -> c_int {
-        // SAFETY: called while a window is bound to it, so the region stays.
-        unsafe { (self.api.dereg_mr)(self.mr) }
-    }
 }
 
 impl Connection {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use doorbell_tests::interop::Channel;
 use doorbell_verbs::{
     Completion, CompletionQueue, Context, Endpoint, Key, Library, Local, ProtectionDomain, QueuePair, Remote, Status,
-    Type1, Type2, WindowType, Windowed, Write,
+    Type2, WindowType, Windowed, Write,
 };
 use doorbell_verbs_sys::Api;
 
@@ -19,8 +19,7 @@ const LEN: usize = 3000;
 /// Runs with the windows on this end when `owner`, else on the peer.
 pub(crate) fn run(api: &'static Api, device: &str, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
     let context = Library::new(api).open(device)?;
-    dropped_with_its_queue_pair(&context, address, channel, owner).context("a window of type 2 by the safe API")?;
-    type_1(&context, address, channel, owner).context("a window of type 1 by the safe API")
+    dropped_with_its_queue_pair(&context, address, channel, owner).context("a type 2 window by the safe API")
 }
 
 fn connect(
@@ -108,40 +107,4 @@ fn dropped_with_its_queue_pair(context: &Context, address: IpAddr, channel: &mut
     drop(second);
     inbox.into_memory()?;
     channel.barrier()
-}
-
-/// A type 1 window, bound and unbound.
-fn type_1(context: &Context, address: IpAddr, channel: &mut Channel, owner: bool) -> Result<()> {
-    let (mut qp, mut cq, pd) = connect(context, address, channel)?;
-    let nothing = Remote::<Write>::from_raw(0, 0, 0).to_bytes();
-    if !owner {
-        let key = Remote::<Write>::from_bytes(&channel.exchange(nothing)?)?;
-        ensure!(write((&mut qp, &mut cq, &pd), 3, key)?.is_none(), "the WRITE failed");
-        channel.barrier()?;
-        channel.barrier()?;
-        let refused = write((&mut qp, &mut cq, &pd), 4, key)?;
-        ensure!(
-            refused == Some(Status::RemoteAccess),
-            "{refused:?} instead of a refusal"
-        );
-        return channel.barrier();
-    }
-    let inbox = pd.register(vec![0; LEN], Windowed)?;
-    qp.bind_type_1(pd.memory_window_type_1()?, &inbox, .., Write)?;
-    let window = next(&mut cq, bound::<Write, Type1>)?;
-    channel.exchange(window.remote().to_bytes())?;
-    channel.barrier()?;
-    qp.unbind_type_1(window)?;
-    let window = next(&mut cq, |mut done| {
-        done.result()?;
-        done.take_window::<Type1>().context("the window did not come back")
-    })?;
-    channel.barrier()?;
-    channel.barrier()?;
-    let mut bytes = vec![0; LEN];
-    inbox.read_at(0, &mut bytes);
-    ensure!(bytes == [3; LEN], "memory is not as written once");
-    drop(window);
-    inbox.into_memory()?;
-    Ok(())
 }

@@ -51,25 +51,25 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("access/{name}-allowed"),
                 "10.6.3.1",
-                "it works with its own right alone, of region and queue pair",
+                "succeeds with only its own right, of region and queue pair",
                 move |bench| allowed(bench, operation),
             ),
             case(
                 &format!("access/{name}-not-by-region"),
                 "9.7.4.1.5",
-                "without its right of the region: remote access error, memory unchanged",
+                "without the region's right: remote access error, memory unchanged",
                 move |bench| denied(bench, operation),
             ),
             case(
                 &format!("access/{name}-not-by-queue-pair"),
                 "9.7.4.1.4",
-                "without its right of the queue pair: an invalid request, memory unchanged",
+                "without the queue pair's right: invalid request, memory unchanged",
                 move |bench| unsupported(bench, operation),
             ),
             case(
                 &format!("access/{name}-unknown-key"),
                 "9.7.4.1.5",
-                "with a key of no region: remote access error",
+                "an unknown rkey: remote access error",
                 move |bench| {
                     bad_target(bench, operation, |pair| {
                         (pair.b.mr.at(0), pair.b.mr.rkey() ^ 0x0055_0000)
@@ -107,7 +107,7 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("access/{name}-deregistered"),
                 "10.6.5",
-                "once deregistered: remote access error",
+                "a deregistered region: remote access error",
                 move |bench| deregistered(bench, operation),
             ),
         ]);
@@ -118,7 +118,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(case(
                 &name,
                 "10.6.3.2",
-                "a send from there completes with a local protection error, and nothing is sent",
+                "a send from this memory completes with a local protection error, and nothing is sent",
                 move |bench| local_source(bench, transport, source),
             ));
         }
@@ -139,7 +139,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "local/receive-with-unknown-key",
             "9.9.3.1",
-            "a receive with a key of no region fails at both ends",
+            "a receive with an unknown lkey fails at both ends",
             receive_with_unknown_key,
         ),
         case(
@@ -151,25 +151,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "access/zero-length-needs-no-key",
             "9.4.3",
-            "WRITE and READ of no bytes succeed whatever key and address they name",
+            "zero-length WRITE and READ succeed with any key and address",
             zero_length,
         ),
         case(
             "access/part-of-a-long-write",
             "9.7.4.1.5",
-            "a WRITE of many packets whose end lies beyond the region changes nothing at all",
+            "a multi-packet WRITE that ends beyond the region changes nothing",
             long_write,
         ),
         case(
             "access/part-of-a-long-read",
             "9.7.4.1.5",
-            "a READ of many packets whose end lies beyond the region brings nothing at all",
+            "a multi-packet READ that ends beyond the region returns nothing",
             long_read,
         ),
         case(
             "access/change-in-rts",
             "11.2.5.2",
-            "rights taken from the queue pair in RTS are gone",
+            "rights removed from the queue pair in RTS are no longer granted",
             change_in_rts,
         ),
     ]);
@@ -430,7 +430,7 @@ fn long_write(bench: &Bench) -> Result<()> {
     pair.a.sent.wait_for(1, IBV_WC_REM_ACCESS_ERR)?;
     ensure!(
         pair.b.bytes(start, LONG - 1).iter().all(|&byte| byte == 0),
-        "some of it was written"
+        "part of it was written"
     );
     Ok(())
 }
@@ -445,7 +445,10 @@ fn long_read(bench: &Bench) -> Result<()> {
         .at(pair.b.mr.at(start), pair.b.mr.rkey());
     pair.a.post(read)?;
     pair.a.sent.wait_for(1, IBV_WC_REM_ACCESS_ERR)?;
-    ensure!(pair.a.bytes(0, LONG).iter().all(|&byte| byte == 0), "some of it came");
+    ensure!(
+        pair.a.bytes(0, LONG).iter().all(|&byte| byte == 0),
+        "part of it arrived"
+    );
     Ok(())
 }
 

@@ -19,48 +19,43 @@ const OPERATIONS: u32 = IBV_QP_EX_WITH_SEND
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        case("calls/send", "ibv_wr_post(3)", "a SEND by calls", send),
+        case("calls/send", "ibv_wr_post(3)", "a SEND by ibv_wr_*", send),
         case(
             "calls/elements",
             "ibv_wr_post(3)",
-            "a SEND by calls from several elements, an empty one too",
+            "a SEND by ibv_wr_* from several elements, also an empty one",
             elements,
         ),
         case(
             "calls/immediate",
             "ibv_wr_post(3)",
-            "SEND and WRITE with immediate data by calls",
+            "SEND and WRITE with immediate data by ibv_wr_*",
             with_immediate,
         ),
         case(
             "calls/write-and-read",
             "ibv_wr_post(3)",
-            "WRITE and READ by calls",
+            "WRITE and READ by ibv_wr_*",
             write_and_read,
         ),
-        case("calls/atomics", "ibv_wr_post(3)", "both atomics by calls", atomics),
+        case("calls/atomics", "ibv_wr_post(3)", "both atomics by ibv_wr_*", atomics),
         case(
             "calls/inline",
             "ibv_wr_post(3)",
-            "inline data by calls, of one part and of several, free once the call has returned",
+            "inline data by ibv_wr_*, of one buffer and of several, reusable once the call has returned",
             inline,
         ),
         case(
             "calls/batch-in-order",
             "ibv_wr_post(3)",
-            "a batch is executed in its order, and only what is signalled completes",
+            "a batch is executed in order, and only signaled requests complete",
             batch,
         ),
-        case(
-            "calls/abort",
-            "ibv_wr_post(3)",
-            "an aborted batch was never posted",
-            abort,
-        ),
+        case("calls/abort", "ibv_wr_post(3)", "an aborted batch is not posted", abort),
         case(
             "calls/nothing-before-complete",
             "ibv_wr_post(3)",
-            "nothing is done before the batch is complete",
+            "nothing is executed before ibv_wr_complete",
             nothing_before,
         ),
         case(
@@ -74,26 +69,26 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "calls/only-requested-operations",
             "ibv_create_qp_ex(3)",
-            "calls of operations not asked for are not there, and those asked for are",
+            "only the requested operations have calls",
             only_requested_operations,
         ),
         case(
             "calls/list-as-well",
             "ibv_create_qp_ex(3)",
-            "a queue pair with calls takes lists of requests too",
+            "an extended queue pair accepts post lists, too",
             list_too,
         ),
-        case("calls/datagrams", "ibv_wr_post(3)", "datagrams by calls", datagrams),
+        case("calls/datagrams", "ibv_wr_post(3)", "datagrams by ibv_wr_*", datagrams),
         case(
             "calls/unreliable",
             "ibv_wr_post(3)",
-            "SEND and WRITE of UC by calls",
+            "SEND and WRITE of UC by ibv_wr_*",
             unreliable,
         ),
         case(
             "calls/windows",
             "ibv_wr_post(3)",
-            "binding and both invalidations by calls",
+            "binding and both invalidations by ibv_wr_*",
             windows,
         ),
     ]
@@ -354,7 +349,7 @@ fn in_init(bench: &Bench) -> Result<()> {
     qp.bring_to(IBV_QPS_INIT)?;
     let calls = qp.calls()?;
     calls.send(1, S)?;
-    ensure!(calls.complete()? != Errno(0), "it was taken");
+    ensure!(calls.complete()? != Errno(0), "it was accepted");
     Ok(())
 }
 
@@ -408,7 +403,10 @@ fn datagrams(bench: &Bench) -> Result<()> {
     posted(calls.complete()?)?;
     pair.a.sent.done(3)?;
     pair.a.sent.done(4)?;
-    ensure!(pair.b.received.done(1)?.src_qp == pair.a.qp.qpn(), "from another sender");
+    ensure!(
+        pair.b.received.done(1)?.src_qp == pair.a.qp.qpn(),
+        "from another sender"
+    );
     ensure!(
         immediate(&pair.b.received.done(2)?) == [9, 9, 9, 1],
         "other immediate data"

@@ -14,7 +14,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/unsignalled",
             "10.8.6",
-            "a request that asks for no completion gets none when it succeeds",
+            "a successful unsignaled request has no completion",
             unsignalled,
         ),
         case(
@@ -26,7 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/unsignalled-error",
             "10.8.6",
-            "an unsignalled request that fails completes all the same",
+            "a failed unsignaled request has a completion",
             unsignalled_error,
         ),
         case(
@@ -44,13 +44,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/poll-nothing",
             "ibv_poll_cq(3)",
-            "polling an empty queue, or for no entries, gives none",
+            "polling an empty queue, or for no entries, returns none",
             poll_nothing,
         ),
         case(
             "completion/poll-in-parts",
             "ibv_poll_cq(3)",
-            "polling gives no more than asked for and loses nothing",
+            "a poll returns no more than requested and loses nothing",
             poll_in_parts,
         ),
         case(
@@ -62,7 +62,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/flush-in-order",
             "10.3.1.7",
-            "in ERR what is queued completes flushed, in order, unsignalled requests too",
+            "in ERR queued requests complete flushed, in order, unsignaled ones too",
             flush_in_order,
         ),
         case(
@@ -86,13 +86,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "completion/other-queue-pairs-go-on",
             "10.8.7",
-            "an error of one queue pair leaves others of its completion queue alone",
+            "an error of one queue pair does not affect others on its completion queue",
             others_go_on,
         ),
         case(
             "completion/reset-forgets",
             "10.3.1.1",
-            "what is queued when a queue pair goes to RESET never completes",
+            "requests queued on the transition to RESET never complete",
             reset_forgets,
         ),
         case(
@@ -104,27 +104,22 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "fence/read-then-send",
             "10.8.3.3",
-            "a fenced SEND carries what the READs before it brought",
+            "a fenced SEND carries the data of the READs before it",
             fence,
         ),
         case(
             "cq/resize-keeps-completions",
             "11.2.8.3",
-            "resizing keeps what is in the queue, and its order",
+            "resizing keeps the queue's completions, and their order",
             resize_keeps,
         ),
         case(
             "cq/resize-too-small",
             "11.2.8.3",
-            "resizing to less than what is in the queue is refused and keeps it",
+            "resizing below the number of queued completions is refused and keeps them",
             resize_too_small,
         ),
-        case(
-            "cq/overrun",
-            "11.6.3.1",
-            "a completion too many makes a CQ error event",
-            overrun,
-        ),
+        case("cq/overrun", "11.6.3.1", "an overrun raises a CQ error event", overrun),
     ]
 }
 
@@ -238,10 +233,7 @@ fn poll_nothing(bench: &Bench) -> Result<()> {
     ready(&pair, 1)?;
     pair.a.post(nothing(1))?;
     pair.b.received.done(0)?;
-    ensure!(
-        pair.a.sent.poll_many(0)?.is_empty(),
-        "entries came that nobody asked for"
-    );
+    ensure!(pair.a.sent.poll_many(0)?.is_empty(), "more entries than requested");
     pair.a.sent.done(1)?;
     pair.a.sent.empty()
 }

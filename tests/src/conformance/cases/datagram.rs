@@ -20,7 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/header",
             "8.3, A17.4.5.2",
-            "the 40 bytes are the header that it came with: the IP header behind 20 bytes, or the IPv6 header",
+            "the 40 bytes are the datagram's network header: 20 bytes and the IPv4 header, or the IPv6 header",
             header,
         ),
         case(
@@ -33,43 +33,43 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/scatter",
             "10.7.3.2",
-            "header and data are scattered over elements of odd sizes",
+            "header and data are scattered over SGEs of odd sizes",
             scatter,
         ),
         case(
             "ud/answer",
             "ibv_create_ah_from_wc(3)",
-            "an address handle from a completion leads back",
+            "an address handle from a completion addresses the sender",
             answer,
         ),
         case(
             "ud/wrong-key",
             "9.8.3.1, 10.2.5",
-            "a datagram with another Q_Key is dropped without a trace",
+            "a datagram with another Q_Key is dropped silently",
             wrong_key,
         ),
         case(
             "ud/own-key",
             "10.2.5",
-            "a Q_Key with its highest bit set stands for the sender's own",
+            "a Q_Key with its highest bit set selects the sender's own",
             own_key,
         ),
         case(
             "ud/changed-key",
             "11.2.5.2",
-            "a Q_Key changed in RTS counts from then on",
+            "a Q_Key modified in RTS takes effect at once",
             changed_key,
         ),
         case(
             "ud/no-receive",
             "9.8.3.2",
-            "a datagram without a receive is dropped, and its sender does not learn of it",
+            "a datagram without a receive is dropped, and completes at its sender",
             no_receive,
         ),
         case(
             "ud/unknown-qpn",
             "9.8.3.2",
-            "a datagram to a queue pair that is not there completes at its sender",
+            "a datagram to an unknown QPN completes at its sender",
             unknown_qpn,
         ),
         case(
@@ -87,19 +87,19 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/longer-than-mtu",
             "10.7.2.2, C10-93.1.1",
-            "a datagram longer than the port's MTU is not sent, which is no error",
+            "a datagram longer than the port's MTU is not sent, without an error",
             longer_than_mtu,
         ),
         case(
             "ud/longer-than-receive",
             "9.8.3.3.1",
-            "a datagram longer than its receive changes nothing behind it, and is no success",
+            "a datagram longer than its receive writes nothing beyond it, and does not succeed",
             longer_than_receive,
         ),
         case(
             "ud/many-senders",
             "9.8.3",
-            "datagrams of several senders say whose they are",
+            "datagrams of several senders carry their source QPN",
             many_senders,
         ),
         case(
@@ -111,7 +111,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/handle-destroyed-after-completion",
             "11.2.3.4",
-            "an address handle may go once its sends are complete",
+            "an address handle may be destroyed once its sends are complete",
             handle_gone,
         ),
         case(
@@ -129,7 +129,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "ud/write-is-no-datagram",
             "table 34",
-            "a connected request to a UD queue pair goes unanswered",
+            "a connected request to a UD queue pair is not answered",
             connected_request,
         ),
     ]
@@ -348,7 +348,7 @@ fn changed_key(bench: &Bench) -> Result<()> {
     attr.qkey = QKEY + 5;
     let result = pair.b.qp.modify(&attr, IBV_QP_STATE | IBV_QP_QKEY);
     ensure!(result == Errno(0), "the change: {result}");
-    ensure!(pair.b.qp.query()?.0.qkey == QKEY + 5, "a query says otherwise");
+    ensure!(pair.b.qp.query()?.0.qkey == QKEY + 5, "a query returns another value");
     pair.b.expect(1, 0, 64)?;
     pair.a.post(datagram(2, &ah, &pair.b).inline(b"the old key"))?;
     pair.a.post(

@@ -11,25 +11,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "cq-ex/empty",
             "ibv_create_cq_ex(3)",
-            "a poll of an empty queue says so",
+            "a poll of an empty queue returns ENOENT",
             empty,
         ),
         case(
             "cq-ex/fields",
             "ibv_create_cq_ex(3)",
-            "the calls read what ibv_poll_cq(3) would have given",
+            "the read calls return the same values as ibv_poll_cq(3)",
             fields,
         ),
         case(
             "cq-ex/walk",
             "ibv_create_cq_ex(3)",
-            "one poll walks over all there is, in order",
+            "one poll iterates over all completions, in order",
             walk,
         ),
         case(
             "cq-ex/polls-in-parts",
             "ibv_create_cq_ex(3)",
-            "what a poll has not come to is there for the next",
+            "completions that a poll has not reached remain for the next",
             parts,
         ),
         case(
@@ -41,25 +41,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "cq-ex/error",
             "ibv_create_cq_ex(3)",
-            "a completion in error tells request and status",
+            "a completion in error carries wr_id and status",
             error,
         ),
         case(
             "cq-ex/only-requested-fields",
             "ibv_create_cq_ex(3)",
-            "calls that read what was not asked for are not there",
+            "only the requested fields have read calls",
             only_requested_fields,
         ),
         case(
             "cq-ex/timestamps",
             "ibv_create_cq_ex(3)",
-            "time stamps never go back, and lie between the times asked before and after",
+            "timestamps are monotonic, and lie between the times queried before and after",
             timestamps,
         ),
         case(
             "cq-ex/unknown-field",
             "ibv_create_cq_ex(3)",
-            "a field that is none is refused",
+            "an unknown field is refused",
             unknown_field,
         ),
     ]
@@ -247,6 +247,6 @@ fn timestamps(bench: &Bench) -> Result<()> {
 fn unknown_field(bench: &Bench) -> Result<()> {
     let device = bench.open()?;
     device.cq_ex(8, IBV_WC_STANDARD_FLAGS.into())?;
-    ensure!(device.cq_ex(8, 1 << 40).is_err(), "it was taken");
+    ensure!(device.cq_ex(8, 1 << 40).is_err(), "it was accepted");
     Ok(())
 }

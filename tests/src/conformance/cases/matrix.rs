@@ -417,7 +417,10 @@ impl Scene<'_> {
     /// The completions of the queued work.
     fn completed(&self, sends: bool, expecting: bool) -> Result<String> {
         let mut found = Vec::new();
-        for (cq, count) in [(&self.target.received, 2), (&self.target.sent, if sends { 2 } else { 0 })] {
+        for (cq, count) in [
+            (&self.target.received, 2),
+            (&self.target.sent, if sends { 2 } else { 0 }),
+        ] {
             for _ in 0..count {
                 found.extend(self.next(cq, expecting)?);
             }

@@ -11,43 +11,43 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "mr/iova",
             "ibv_reg_mr_iova(3)",
-            "a region whose addresses begin elsewhere is reached by those, here and there",
+            "a region with an IOVA is accessed by it, locally and remotely",
             iova,
         ),
         case(
             "mr/local-zero-based-key",
             "10.6.3",
-            "a region of several pages is reached across their borders",
+            "a region of several pages is accessed across page boundaries",
             pages,
         ),
         case(
             "rereg/access",
             "ibv_rereg_mr(3)",
-            "changed rights are in force, and memory stays",
+            "changed rights are in force, with the same memory",
             rereg_access,
         ),
         case(
             "rereg/translation",
             "ibv_rereg_mr(3)",
-            "changed memory is what the keys stand for, and the old memory is no more",
+            "the keys refer to the new memory, and no longer to the old",
             rereg_translation,
         ),
         case(
             "rereg/domain",
             "ibv_rereg_mr(3)",
-            "a changed protection domain is the one that counts",
+            "a changed protection domain is in force",
             rereg_domain,
         ),
         case(
             "rereg/unknown-flag",
             "ibv_rereg_mr(3)",
-            "a flag that is none is refused, and the region stays as it was",
+            "an unknown flag is refused, and the region is unchanged",
             rereg_unknown,
         ),
         case(
             "dm/copy",
             "ibv_alloc_dm(3)",
-            "what was copied to device memory comes back",
+            "data copied to device memory reads back",
             dm_copy,
         ),
         case(
@@ -65,13 +65,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "dm/too-large",
             "ibv_alloc_dm(3)",
-            "more than the device has is refused",
+            "a size above the device's maximum is refused",
             dm_too_large,
         ),
         case(
             "dm/remote",
             "ibv_alloc_dm(3)",
-            "a peer writes and reads it by addresses from 0, within its bounds",
+            "a peer writes and reads it at addresses from 0, within its bounds",
             dm_remote,
         ),
         case(
@@ -83,13 +83,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "moderation/count",
             "ibv_modify_cq(3)",
-            "an event comes after as many completions as were asked for",
+            "an event is raised after the configured number of completions",
             moderation_count,
         ),
         case(
             "moderation/period",
             "ibv_modify_cq(3)",
-            "an event comes after the period though there are fewer completions",
+            "an event is raised after the period even with fewer completions",
             moderation_period,
         ),
     ]
@@ -220,7 +220,7 @@ fn rereg_unknown(bench: &Bench) -> Result<()> {
     let (pd, memory) = (pair.b.pd.clone(), region.memory.clone());
     changed(region.change(IBV_REREG_MR_CHANGE_ACCESS, &pd, &memory, ALL_RIGHTS)?)?;
     let result = region.change(1 << 9, &pd, &memory, 0)?;
-    ensure!(result != Errno(0), "it was taken");
+    ensure!(result != Errno(0), "it was accepted");
     let wc = write(&pair, 1, region.at(0), region.rkey())?;
     ensure!(wc.status == IBV_WC_SUCCESS, "afterwards: {}", named(wc.status));
     Ok(())
@@ -354,7 +354,7 @@ fn moderation_count(bench: &Bench) -> Result<()> {
     }
     channel
         .event(bench.time_limit)?
-        .context("no event came after 3 completions")?;
+        .context("no event was raised after 3 completions")?;
     pair.b.received.acknowledge(1);
     ensure!(channel.event(bench.quiet)?.is_none(), "a second event");
     Ok(())
@@ -363,7 +363,9 @@ fn moderation_count(bench: &Bench) -> Result<()> {
 fn moderation_period(bench: &Bench) -> Result<()> {
     let (pair, channel) = moderated(bench, 100, 20_000)?;
     message(&pair)?;
-    channel.event(bench.time_limit)?.context("no event came after 20 ms")?;
+    channel
+        .event(bench.time_limit)?
+        .context("no event was raised after 20 ms")?;
     pair.b.received.acknowledge(1);
     Ok(())
 }

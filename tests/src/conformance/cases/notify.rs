@@ -11,25 +11,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "notify/not-armed",
             "11.4.2.2",
-            "without a request there is no event",
+            "without ibv_req_notify_cq there is no event",
             not_armed,
         ),
         case(
             "notify/one-per-request",
             "11.4.2.2",
-            "one event for each request, however many completions come",
+            "one event per ibv_req_notify_cq, for any number of completions",
             one_per_request,
         ),
         case(
             "notify/armed-again",
             "11.4.2.2",
-            "armed again, there is an event again",
+            "rearmed, there is another event",
             armed_again,
         ),
         case(
             "notify/armed-after-completion",
             "11.4.2.2",
-            "what was there when the queue was armed makes no event",
+            "completions present when the queue is armed raise no event",
             armed_after,
         ),
         case(
@@ -41,55 +41,55 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "notify/send-completion",
             "11.4.2.2",
-            "completions of sends make events as those of receives do",
+            "completions of sends raise events, as those of receives",
             send_completion,
         ),
         case(
             "notify/unsolicited",
             "11.4.2.2",
-            "armed for solicited completions: others make no event",
+            "armed for solicited completions: others raise no event",
             unsolicited,
         ),
         case(
             "notify/solicited-send",
             "9.2.3",
-            "a SEND that solicits makes one",
+            "a solicited SEND raises one",
             solicited_send,
         ),
         case(
             "notify/solicited-write",
             "9.2.3",
-            "a WRITE with immediate data that solicits makes one",
+            "a solicited WRITE with immediate data raises one",
             solicited_write,
         ),
         case(
             "notify/solicited-error",
             "11.4.2.2",
-            "a completion in error makes one, solicited or not",
+            "a completion in error raises one, solicited or not",
             solicited_error,
         ),
         case(
             "notify/any-wins",
             "11.4.2.2",
-            "armed for any and then for solicited completions, any makes an event",
+            "armed for any and then for solicited completions, any raises an event",
             any_wins,
         ),
         case(
             "notify/widened",
             "11.4.2.2",
-            "armed for solicited and then for any completions, any makes an event",
+            "armed for solicited and then for any completions, any raises an event",
             widened,
         ),
         case(
             "notify/which-queue",
             "ibv_get_cq_event(3)",
-            "an event names its completion queue",
+            "an event carries its completion queue",
             which_queue,
         ),
         case(
             "notify/shared-channel",
             "ibv_create_comp_channel(3)",
-            "queues of one channel have their events each",
+            "each queue on a channel has its own events",
             shared_channel,
         ),
         case(
@@ -152,7 +152,7 @@ impl Notified {
 
     /// Expects and acknowledges an event of the receive queue.
     fn event(&self, bench: &Bench) -> Result<()> {
-        let found = self.channel.event(bench.time_limit)?.context("no event came")?;
+        let found = self.channel.event(bench.time_limit)?.context("no event was raised")?;
         ensure!(found == RECEIVED, "an event of {found:#x}");
         self.queue().acknowledge(1);
         Ok(())
@@ -228,7 +228,10 @@ fn send_completion(bench: &Bench) -> Result<()> {
     ensure!(notified.pair.b.sent.arm(false) == Errno(0), "not armed");
     notified.pair.a.expect(1, 0, 8)?;
     notified.pair.b.post(Send::new(IBV_WR_SEND).id(2))?;
-    let found = notified.channel.event(bench.time_limit)?.context("no event came")?;
+    let found = notified
+        .channel
+        .event(bench.time_limit)?
+        .context("no event was raised")?;
     ensure!(found == SENT, "an event of {found:#x}");
     notified.pair.b.sent.acknowledge(1);
     notified.pair.b.sent.done(2)?;
@@ -277,7 +280,10 @@ fn solicited_write(bench: &Bench) -> Result<()> {
 fn solicited_error(bench: &Bench) -> Result<()> {
     let notified = notified(bench)?;
     notified.arm(true)?;
-    ensure!(notified.pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0), "RTS → ERR");
+    ensure!(
+        notified.pair.b.qp.step(IBV_QPS_RTS, IBV_QPS_ERR) == Errno(0),
+        "RTS → ERR"
+    );
     notified.event(bench)
 }
 
@@ -315,7 +321,12 @@ fn shared_channel(bench: &Bench) -> Result<()> {
     notified.pair.b.post(Send::new(IBV_WR_SEND).id(2))?;
     let mut found = Vec::new();
     for _ in 0..2 {
-        found.push(notified.channel.event(bench.time_limit)?.context("an event is missing")?);
+        found.push(
+            notified
+                .channel
+                .event(bench.time_limit)?
+                .context("an event is missing")?,
+        );
     }
     notified.pair.b.sent.acknowledge(1);
     notified.pair.b.received.acknowledge(1);
@@ -328,7 +339,10 @@ fn acknowledged_late(bench: &Bench) -> Result<()> {
     let notified = notified(bench)?;
     notified.arm(false)?;
     notified.message(0)?;
-    notified.channel.event(bench.time_limit)?.context("no event came")?;
+    notified
+        .channel
+        .event(bench.time_limit)?
+        .context("no event was raised")?;
     ensure!(notified.pair.b.qp.destroy() == Errno(0), "destroying the queue pair");
     let (waited, result) = notified.queue().destroy_in_parallel(bench.quiet);
     ensure!(waited, "it was destroyed though an event was not acknowledged");

@@ -12,49 +12,49 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "post/send-queue-full",
             "ibv_post_send(3)",
-            "a request too many is refused, and the bad one is named",
+            "a request beyond the depth is refused, and returned as bad_wr",
             send_queue_full,
         ),
         case(
             "post/receive-queue-full",
             "ibv_post_recv(3)",
-            "a receive too many is refused, and the bad one is named",
+            "a receive beyond the depth is refused, and returned as bad_wr",
             receive_queue_full,
         ),
         case(
             "post/slots-come-back",
             "10.8.5.1",
-            "the slots of completed requests can be used again, many times around",
+            "the slots of completed requests are reusable, over several wraps",
             slots_come_back,
         ),
         case(
             "post/list-in-order",
             "10.8.3",
-            "a list is executed in its order",
+            "a list is executed in order",
             list_in_order,
         ),
         case(
             "post/partial-list",
             "ibv_post_send(3)",
-            "requests before the bad one are posted, and none behind it",
+            "requests before bad_wr are posted, and none after it",
             partial_list,
         ),
         case(
             "post/partial-receives",
             "ibv_post_recv(3)",
-            "receives before the bad one are posted, and none behind it",
+            "receives before bad_wr are posted, and none after it",
             partial_receives,
         ),
         case(
             "post/too-many-elements",
             "11.4.1.1",
-            "a send of more elements than asked for is refused",
+            "a send of more SGEs than max_send_sge is refused",
             too_many_elements,
         ),
         case(
             "post/too-many-receive-elements",
             "11.4.1.2",
-            "a receive of more elements than asked for is refused",
+            "a receive of more SGEs than max_recv_sge is refused",
             too_many_receive_elements,
         ),
         case(
@@ -84,7 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "post/unknown-opcode",
             "11.4.1.1",
-            "an opcode that is none is refused",
+            "an unknown opcode is refused",
             unknown_opcode,
         ),
         case(
@@ -114,7 +114,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "post/empty-list",
             "ibv_post_send(3)",
-            "a receive without elements and a send without elements are fine",
+            "a receive and a send without SGEs are valid",
             no_elements,
         ),
     ]

@@ -21,7 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "rnr/some-retries",
             "9.7.5.2.8",
-            "rnr_retry 2: as many retries, then an error",
+            "rnr_retry 2: two retries, then an error",
             rnr_some_retries,
         ),
         case(
@@ -33,13 +33,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "rnr/retries-begin-anew",
             "9.7.5.2.8",
-            "the count of retries begins anew with every request that succeeds",
+            "the retry counter is reset by every successful request",
             rnr_anew,
         ),
         case(
             "rnr/write-with-immediate",
             "9.7.5.2.8",
-            "a WRITE with immediate data waits for its receive too, and is done once",
+            "a WRITE with immediate data waits for its receive too, and is executed once",
             rnr_write_imm,
         ),
         case(
@@ -51,37 +51,37 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "rnr/receiver-stays",
             "9.9.3.1",
-            "a receiver that was not ready stays in RTS",
+            "a receiver without a receive stays in RTS",
             rnr_receiver_stays,
         ),
         case(
             "retry/peer-destroyed",
             "9.7.6.1.3",
-            "a peer that is gone: the retries are used up, then an error",
+            "a destroyed peer: the retries are exhausted, then an error",
             peer_destroyed,
         ),
         case(
             "retry/peer-in-init",
             "9.7.6.1.3",
-            "a peer that does not receive yet: the same",
+            "a peer in INIT: the same",
             peer_in_init,
         ),
         case(
             "retry/peer-in-err",
             "10.3.1.7",
-            "a peer in ERR answers nothing",
+            "a peer in ERR sends no answer",
             peer_in_err,
         ),
         case(
             "retry/peer-in-reset",
             "10.3.1.1",
-            "a peer in RESET answers nothing",
+            "a peer in RESET sends no answer",
             peer_in_reset,
         ),
         case(
             "retry/other-peer",
             "9.6.1.1.1",
-            "a peer that is connected to somebody else answers nothing",
+            "a peer that is connected to another queue pair sends no answer",
             peer_of_another,
         ),
         case(
@@ -93,31 +93,31 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "retry/no-timeout",
             "9.7.6.1.3",
-            "timeout 0: a request that goes unanswered waits for ever",
+            "timeout 0: an unanswered request waits forever",
             no_timeout,
         ),
         case(
             "retry/other-sequence",
             "9.7.1",
-            "a peer that expects sequence numbers far from ours takes nothing",
+            "a peer that expects distant PSNs receives nothing",
             other_sequence,
         ),
         case(
             "retry/peer-comes-back",
             "9.7.6.1.1",
-            "a request is repeated until the peer is there",
+            "a request is retransmitted until the peer is ready",
             peer_comes_back,
         ),
         case(
             "invalid/longer-than-receive",
             "9.9.3.1",
-            "a message longer than its receive: length error there, invalid request here",
+            "a message longer than its receive: local length error at the responder, invalid request at the requester",
             too_long,
         ),
         case(
             "invalid/atomic-unaligned",
             "9.4.5",
-            "an atomic on an address that is not of 8 bytes is an invalid request",
+            "an atomic on an unaligned address is an invalid request",
             atomic_unaligned,
         ),
         case(
@@ -147,7 +147,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "rtr/receives-before-rts",
             "10.3.1.3",
-            "a queue pair in RTR receives and answers",
+            "a queue pair in RTR receives and responds",
             rtr_receives,
         ),
         case(
@@ -159,25 +159,25 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "order/write-then-send",
             "9.5",
-            "a SEND behind WRITEs arrives when their bytes are there",
+            "a SEND behind WRITEs arrives after their data",
             write_then_send,
         ),
         case(
             "order/write-then-read",
             "9.5",
-            "a READ behind a WRITE of the same bytes brings what was written",
+            "a READ behind a WRITE of the same bytes returns the written data",
             write_then_read,
         ),
         case(
             "long/every-operation",
             "9.7.2",
-            "WRITE, READ and SEND of many more packets than may be under way at once",
+            "WRITE, READ and SEND of many more packets than the window",
             long_messages,
         ),
         case(
             "invalid/short-answer-of-atomic",
             "10.8.2.2",
-            "an atomic with less than 8 bytes for its answer is no success, and nothing is written beyond them",
+            "an atomic with less than 8 bytes for its result does not succeed, and writes nothing beyond them",
             short_answer,
         ),
         case(
@@ -646,7 +646,10 @@ fn no_retries(bench: &Bench) -> Result<()> {
 }
 
 fn no_timeout(bench: &Bench) -> Result<()> {
-    let pair = bench.pair(&Setup { timeout: 0, ..short_timeouts() })?;
+    let pair = bench.pair(&Setup {
+        timeout: 0,
+        ..short_timeouts()
+    })?;
     ensure!(pair.b.qp.destroy() == Errno(0), "destroying the peer");
     pair.a.post(nothing(1))?;
     pair.a.sent.expect_nothing(bench.quiet)?;

@@ -14,49 +14,49 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "read/lengths",
             "9.4.4",
-            "a READ of every length at which packets divide brings every byte",
+            "a READ of every packet boundary length returns every byte",
             read_lengths,
         ),
         case(
             "atomic/fetch-add",
             "9.4.5",
-            "FETCH & ADD adds modulo 2^64 and returns what was there",
+            "FETCH & ADD adds modulo 2^64 and returns the old value",
             fetch_add,
         ),
         case(
             "atomic/compare-swap",
             "9.4.5",
-            "COMPARE & SWAP stores only where the comparison holds, and returns what was there",
+            "COMPARE & SWAP stores only where the comparison holds, and returns the old value",
             compare_swap,
         ),
         case(
             "gather/odd-sizes",
             "10.7.3.1",
-            "a message is gathered from elements of odd sizes, empty ones too",
+            "a message is gathered from SGEs of odd sizes, empty ones too",
             gather,
         ),
         case(
             "scatter/odd-sizes",
             "10.7.3.1",
-            "a message is scattered over elements of odd sizes, empty ones too",
+            "a message is scattered over SGEs of odd sizes, empty ones too",
             scatter,
         ),
         case(
             "scatter/read",
             "10.7.3.1",
-            "a READ is scattered over elements of odd sizes",
+            "a READ is scattered over SGEs of odd sizes",
             scatter_read,
         ),
         case(
             "scatter/shorter-message",
             "10.7.3.2",
-            "bytes of a receive beyond the message stay as they were",
+            "bytes of a receive beyond the message are unchanged",
             shorter_message,
         ),
         case(
             "loopback/own-queue-pair",
             "17.2.2",
-            "a queue pair connected to itself talks to itself",
+            "a queue pair can be connected to itself",
             own_queue_pair,
         ),
     ];
@@ -66,13 +66,13 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("send/lengths-{name}"),
                 "9.4.1",
-                "a SEND of every length at which packets divide brings every byte, and its length",
+                "a SEND of every packet boundary length delivers every byte, and its length",
                 move |bench| send_lengths(bench, transport),
             ),
             case(
                 &format!("write/lengths-{name}"),
                 "9.4.3",
-                "a WRITE of every length at which packets divide changes those bytes and no other",
+                "a WRITE of every packet boundary length writes these bytes and no others",
                 move |bench| write_lengths(bench, transport),
             ),
             case(
@@ -84,7 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("write/immediate-{name}"),
                 "9.4.3",
-                "a WRITE with immediate data takes a receive, leaves its memory alone and tells the length",
+                "a WRITE with immediate data consumes a receive, does not write its memory and reports the length",
                 move |bench| write_immediate(bench, transport),
             ),
             case(
@@ -96,7 +96,7 @@ pub(super) fn cases() -> Vec<Case> {
             case(
                 &format!("psn/wrap-{name}"),
                 "9.2.5",
-                "packet sequence numbers wrap from 2^24 - 1 to 0 in the midst of a message",
+                "PSNs wrap from 2^24 - 1 to 0 within a message",
                 move |bench| psn_wrap(bench, transport),
             ),
         ]);
@@ -338,7 +338,7 @@ fn read(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     ensure!(wc.opcode == IBV_WC_RDMA_READ, "it completed as opcode {}", wc.opcode);
     ensure!(
         wc.byte_len as usize == len,
-        "its completion says {} bytes of {len}",
+        "its completion reports {} bytes of {len}",
         wc.byte_len
     );
     ensure!(
@@ -362,7 +362,7 @@ fn fetch_add(bench: &Bench) -> Result<()> {
         pair.a.post(request)?;
         let wc = pair.a.sent.done(id)?;
         ensure!(wc.opcode == IBV_WC_FETCH_ADD, "it completed as opcode {}", wc.opcode);
-        ensure!(wc.byte_len == 8, "its completion says {} bytes", wc.byte_len);
+        ensure!(wc.byte_len == 8, "its completion reports {} bytes", wc.byte_len);
         ensure!(
             pair.a.mr.memory.word(8) == before,
             "it returned {:#x} instead of {before:#x}",

@@ -25,13 +25,13 @@ pub(super) fn cases() -> Vec<Case> {
                     state_name(from),
                     state_name(to)
                 );
-                let says = match rule(transport, from, to) {
+                let description = match rule(transport, from, to) {
                     Some(_) => {
                         "the transition needs what table 91 requires, takes what is optional, and refuses the rest"
                     }
                     None => "there is no such transition",
                 };
-                cases.push(case(&name, "11.2.5.2, table 91", says, move |bench| {
+                cases.push(case(&name, "11.2.5.2, table 91", description, move |bench| {
                     transition(bench, transport, from, to)
                 }));
             }
@@ -40,31 +40,31 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(case(
         "modify/query-returns-it",
         "11.2.5.3",
-        "a query returns what was set",
+        "a query returns the attributes that were set",
         query_returns,
     ));
     cases.push(case(
         "modify/wrong-current-state",
         "11.2.5.2",
-        "a current state that is not the current one is refused",
+        "a wrong current state is refused",
         wrong_current_state,
     ));
     cases.push(case(
         "modify/without-state",
         "ibv_modify_qp(3)",
-        "attributes without a state are changed in the state that there is",
+        "attributes without a state are modified in the current state",
         without_state,
     ));
     cases.push(case(
         "modify/unknown-attribute",
         "ibv_modify_qp(3)",
-        "a bit that is no attribute is refused",
+        "an unknown attribute bit is refused",
         unknown_attribute,
     ));
     cases.push(case(
         "modify/no-such-state",
         "ibv_modify_qp(3)",
-        "a state that is none is refused",
+        "an unknown state is refused",
         no_such_state,
     ));
     cases.push(case(
@@ -76,7 +76,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(case(
         "modify/reset-forgets",
         "10.3.1.1",
-        "after RESET the queue pair connects as if new",
+        "after RESET the queue pair connects like a new one",
         reset_forgets,
     ));
     cases
@@ -109,11 +109,15 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
     // A refusal leaves the state unchanged, so one queue pair serves all refusals.
     for (bit, name) in ATTRIBUTES {
         if required & bit != 0 {
-            let result = end.qp.modify(&all_attributes(&end, from, to), IBV_QP_STATE | required & !bit);
+            let result = end
+                .qp
+                .modify(&all_attributes(&end, from, to), IBV_QP_STATE | required & !bit);
             ensure!(result == Errno(libc::EINVAL), "without {name}: {result}");
             ensure!(end.qp.state()? == from, "the state changed though {name} was missing");
         } else if (optional | left_open) & bit == 0 {
-            let result = end.qp.modify(&all_attributes(&end, from, to), IBV_QP_STATE | required | bit);
+            let result = end
+                .qp
+                .modify(&all_attributes(&end, from, to), IBV_QP_STATE | required | bit);
             ensure!(
                 result == Errno(libc::EINVAL),
                 "with {name}, which has no place in it: {result}"
@@ -127,7 +131,9 @@ fn transition(bench: &Bench, transport: ibv_qp_type, from: ibv_qp_state, to: ibv
     for (bit, name) in ATTRIBUTES {
         if optional & !left_open & bit != 0 {
             let end = end_in(&device, transport, from)?;
-            let result = end.qp.modify(&all_attributes(&end, from, to), IBV_QP_STATE | required | bit);
+            let result = end
+                .qp
+                .modify(&all_attributes(&end, from, to), IBV_QP_STATE | required | bit);
             ensure!(result == Errno(0), "with {name}, which is optional: {result}");
             ensure!(end.qp.state()? == to, "with {name} the state is not {}", state_name(to));
         }

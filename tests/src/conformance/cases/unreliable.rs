@@ -18,13 +18,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "uc/long-message-without-receive",
             "9.8.2.2",
-            "so is one of many packets",
+            "a multi-packet message without a receive is dropped whole, too",
             long_without_receive,
         ),
         case(
             "uc/unknown-qpn",
             "9.8.2",
-            "requests to a peer that is gone complete",
+            "requests to a destroyed peer complete",
             unknown_qpn,
         ),
         case(
@@ -42,13 +42,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(
             "uc/write-with-immediate-without-receive",
             "9.8.2.2",
-            "a WRITE with immediate data and no receive changes nothing but its target",
+            "a WRITE with immediate data and no receive writes nothing but its target",
             imm_without_receive,
         ),
         case(
             "uc/longer-than-receive",
             "9.8.2.2",
-            "a message longer than its receive changes nothing behind it, and is no success",
+            "a message longer than its receive writes nothing beyond it, and does not succeed",
             longer,
         ),
         case(

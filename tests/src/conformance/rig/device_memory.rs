@@ -97,16 +97,7 @@ impl Mr {
         };
         let ptr = memory.as_void_ptr();
         // SAFETY: region and PD are live; the region holds both memories from now on.
-        let result = unsafe {
-            change(
-                self.raw(),
-                flags as c_int,
-                pd.raw(),
-                ptr,
-                memory.len(),
-                rights as c_int,
-            )
-        };
+        let result = unsafe { change(self.raw(), flags as c_int, pd.raw(), ptr, memory.len(), rights as c_int) };
         if result == IBV_REREG_MR_ERR_CMD && matches!(Errno::last(), Errno(libc::EOPNOTSUPP | libc::ENOSYS)) {
             return lacks("ibv_rereg_mr");
         }
