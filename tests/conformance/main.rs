@@ -19,7 +19,7 @@ fn end(address: &str, udp: u16, role: &str, tcp: u16, mtu: u32, environment: &[(
             &udp.to_string(),
         ])
         .args([role, &format!("127.0.0.1:{tcp}"), "--mtu", &mtu.to_string()])
-        // 67 ms: losses are retransmitted soon, and a busy machine does not look like a dead peer.
+        // 67 ms: losses are retransmitted soon, and a busy machine does not appear as a dead peer.
         // (With 34 ms one run in ten did, at four processes to a core.)
         .args(["--timeout", "14"])
         .stdout(Stdio::piped())

@@ -8,6 +8,8 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell_tests::process::has_listener;
+
 use crate::{address, built, doorbell, missing, texts};
 
 /// Short runs that differ in their output.
@@ -53,17 +55,6 @@ fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Comman
     command
 }
 
-/// Whether a process of this machine listens on a TCP port of IPv4 or IPv6.
-fn is_listening(port: u16) -> bool {
-    let port = format!(":{port:04X}");
-    let table = |file| std::fs::read_to_string(file).unwrap_or_default();
-    (table("/proc/net/tcp") + &table("/proc/net/tcp6")).lines().any(|line| {
-        let words: Vec<_> = line.split_whitespace().collect();
-        // 0A: LISTEN.
-        words.len() > 3 && words[1].ends_with(&port) && words[3] == "0A"
-    })
-}
-
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
@@ -99,7 +90,7 @@ fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
     };
     let mut server = start(&[]);
     let deadline = Instant::now() + TIMEOUT;
-    while !is_listening(port.parse().expect("a number")) {
+    while !has_listener("/proc/net", port.parse().expect("a number")) {
         let gone = server.try_wait().expect("it can be waited for").is_some();
         if gone || Instant::now() > deadline {
             let _ = server.kill();

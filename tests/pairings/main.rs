@@ -33,15 +33,15 @@ pairings host|udp|managed|rxe|wire --quick [--doorbell FILE] [--only TEXT]
   host, udp       both ends on this host, on the userspace device; over UDP
   managed         on this host by the connection manager
   rxe, wire       in the guest: both on the kernel's rxe; one of them on the userspace device
-  --doorbell FILE the command; the one beside this program if not given
-  --only TEXT     only cases implementation description has TEXT
-  --repeats N     runs of each pairing; 3 if not given
-  --most N        runs of each where results do not agree; 8 times the repeats if not given
-  --within P      percent that results may be apart; 10 if not given
-  --write FILE    put the table into the section of FILE; else it is printed
-  --quick         only whether both ends end well and with results, where one is the package's and the other ours; few rounds
+  --doorbell FILE the command [default: beside this program]
+  --only TEXT     only cases whose description contains TEXT
+  --repeats N     runs of each pairing [default: 3]
+  --most N        limit of runs where results disagree [default: 8 times the repeats]
+  --within P      allowed distance of results in percent [default: 10]
+  --write FILE    write the table to its section of FILE rather than stdout
+  --quick         only check that mixed pairings succeed with results; few iterations
 
-Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
+Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
 
 /// The command line's options.

@@ -36,7 +36,7 @@ pub(crate) fn read(case: &Case, output: &str, of_stock: bool) -> Result<Results,
     };
     for row in rows.lines().take_while(|row| !row.contains("---")) {
         let columns: Option<Vec<f64>> = row.split_whitespace().map(|word| word.parse().ok()).collect();
-        let columns = columns.ok_or_else(|| format!("a row is no results: {row}"))?;
+        let columns = columns.ok_or_else(|| format!("a missing value: {row}"))?;
         match (columns.first(), value(&columns)) {
             (Some(&size), Some(value))
                 if value.is_finite()
@@ -180,7 +180,7 @@ mod tests {
         );
         let none = row("0.00").replace("0.1\n", "0.0\n");
         assert!(read(&bw, &none, true).unwrap_err().contains("figure"));
-        assert!(read(&bw, &row("x"), true).unwrap_err().contains("no results"));
+        assert!(read(&bw, &row("x"), true).unwrap_err().contains("missing value"));
     }
 
     #[test]

@@ -220,7 +220,7 @@ fn activity(process: u32) -> String {
 
 /// Whether the kernel's tables of a network namespace (`/proc/PID/net`) have a TCP socket that
 /// listens on `port`: state 0A.
-fn has_listener(tables: &str, port: u16) -> bool {
+pub fn has_listener(tables: &str, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         let text = fs::read_to_string(format!("{tables}/{table}")).unwrap_or_default();
         text.lines().skip(1).any(|line| listener(line) == Some(port))

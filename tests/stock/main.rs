@@ -38,13 +38,13 @@ stock host|wire [--doorbell FILE] [--only TEXT] [--jobs N] [--check FILE | --wri
 
   host            both ends on this host
   wire            one end on the kernel's rxe, in the guest
-  --doorbell FILE the command; the one beside this program if not given
-  --only TEXT     only cells whose description has TEXT
-  --jobs N        pairs at a time; half of the processors if not given
-  --check FILE    fail when the tables of FILE differ from what was found
-  --write FILE    put the tables into FILE
+  --doorbell FILE the command [default: beside this program]
+  --only TEXT     only cells whose description contains TEXT
+  --jobs N        pairs at a time [default: half of the processors]
+  --check FILE    fail when the tables of FILE differ from the results
+  --write FILE    write the tables to FILE
 
-Exit status: 0 all is as it should be, 1 it is not, 2 a wrong call.
+Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
 
 /// The command line's options.

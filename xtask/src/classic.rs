@@ -11,18 +11,18 @@ use std::{
 };
 
 const HELP: &str = "\
-Link the classic names (ib_write_bw and its like) to the doorbell command
+Link the classic names (ib_write_bw, …) to the doorbell command
 
 Usage: cargo xtask install-classic [OPTIONS] DIR
 
 Arguments:
-  DIR          where the links go; made where it is missing
+  DIR          folder of the links; created if missing
 
 Options:
-      --force  replace what is there by these names, unless it is a folder
+      --force  replace existing files of these names, but not folders
   -h, --help   show this
 
-Exit status: 0 when the links are there, 2 for a wrong call or a failure.
+Exit status: 0 when the links exist, 2 on bad usage or a failure.
 ";
 
 /// The names of perftest's tools.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_somebody_elses_stays() {
+    fn foreign_files_are_kept() {
         let folder = Folder::new("stays");
         let binary = Path::new("/new/doorbell");
         fs::write(folder.0.join("ib_send_lat"), "theirs").unwrap();

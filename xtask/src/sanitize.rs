@@ -19,7 +19,7 @@ use std::{
 };
 
 const HELP: &str = "\
-Test under tools that see what tests do not: memory, data races, orders of threads
+Test under sanitizers: memory errors, data races, thread interleavings
 
 Usage: cargo xtask sanitize [TOOL]...
 
@@ -27,11 +27,11 @@ Tools:
   address    AddressSanitizer and LeakSanitizer
   thread     ThreadSanitizer
   valgrind   memcheck
-  loom       models of all that is lock-free, through all orders of their steps
-  miri       the interpreter of Rust's own rules, where its component is installed
-  all        all of them, as without any
+  loom       models of the lock-free parts, over all interleavings
+  miri       undefined behaviour, where the component is installed
+  all        all of them [default]
 
-Exit status: 0 when nothing failed, 1 when something did, 2 for a wrong call.
+Exit status: 0 when nothing failed, 1 when something did, 2 on bad usage.
 ";
 
 /// A sanitizer that can be selected.

@@ -141,6 +141,7 @@ pub(crate) struct Receive {
 
 /// One end of a connection: its queue pair's attributes and its program.
 #[derive(Clone, Debug)]
+// fields: the attributes of ibv_modify_qp and ibv_create_qp, one each
 pub(crate) struct End {
     pub(crate) node: usize,
     pub(crate) sq_psn: Psn,

@@ -13,6 +13,9 @@ use doorbell_verbs_sys::*;
 
 pub use rendezvous::Rendezvous;
 
+/// The first PSN of every queue pair, chosen to wrap soon.
+pub const PSN: u32 = 0xff_fff0;
+
 /// The attributes of a queue pair that the peer needs.
 #[derive(Clone, Copy, Debug)]
 pub struct QpAddress {
@@ -127,4 +130,46 @@ pub unsafe fn find_gid(api: &Api, context: *mut ibv_context, address: IpAddr) ->
         }
     }
     bail!("no GID for {address}")
+}
+
+/// Brings a queue pair from INIT to RTS towards a peer, and returns the peer's address vector.
+///
+/// # Safety
+/// The queue pair is live and of `api`.
+///
+/// # Errors
+/// When a transition fails.
+pub unsafe fn connect(api: &Api, qp: *mut ibv_qp, sgid_index: u8, peer: &QpAddress) -> Result<ibv_ah_attr> {
+    let mut attr: ibv_qp_attr = zeroed();
+    attr.path_mtu = IBV_MTU_1024;
+    attr.dest_qp_num = peer.qpn;
+    attr.rq_psn = peer.psn;
+    attr.sq_psn = PSN;
+    attr.max_dest_rd_atomic = 4;
+    attr.max_rd_atomic = 4;
+    attr.min_rnr_timer = 12;
+    attr.timeout = 17;
+    attr.retry_cnt = 7;
+    attr.rnr_retry = 7;
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.grh.dgid.raw = peer.gid;
+    attr.ah_attr.grh.sgid_index = sgid_index;
+    attr.ah_attr.grh.hop_limit = 64;
+    let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    let responder = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    let requester = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    // SAFETY: live, by contract.
+    let (rtr, rts) = match unsafe { (*qp).qp_type } {
+        IBV_QPT_RC => (path | responder, requester),
+        IBV_QPT_UC => (path, 0),
+        _ => (0, 0),
+    };
+    for (state, mask) in [(IBV_QPS_RTR, rtr), (IBV_QPS_RTS, IBV_QP_SQ_PSN | rts)] {
+        attr.qp_state = state;
+        // SAFETY: as above; the attributes are read in the call.
+        let result = unsafe { (api.modify_qp)(qp, &mut attr, (IBV_QP_STATE | mask) as c_int) };
+        check_errno(result, "ibv_modify_qp")?;
+    }
+    Ok(attr.ah_attr)
 }

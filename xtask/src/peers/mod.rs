@@ -26,22 +26,22 @@ use std::{
 const HELP: &str = "\
 Compare the device and the collectives with their peers
 
-Usage: cargo xtask peers verbs [OPTIONS]                 the device, by what each peer brings along
-       cargo xtask peers coll [OPERATION]... [OPTIONS]   collectives, beside Open MPI and gloo; all operations unless some are named
+Usage: cargo xtask peers verbs [OPTIONS]                 the device, by each peer's own tool
+       cargo xtask peers coll [OPERATION]... [OPTIONS]   collectives, compared with Open MPI and gloo [default: all operations]
 
 Options of verbs:
-      --rounds N   how often each is run; the median counts [default: 5]
-      --no-guest   leave out what needs the kernel's rxe
-      --write      put the table into docs/PERFORMANCE.md
+      --rounds N   runs of each; the median counts [default: 5]
+      --no-guest   skip what needs the kernel's rxe
+      --write      write the table to docs/PERFORMANCE.md
 
 Options of coll:
-      --rounds N   how often each is run; the median counts [default: 3]
-      --ranks N,M  with how many ranks [default: 2,3]
-      --write      put the tables into docs/PERFORMANCE.md
+      --rounds N   runs of each; the median counts [default: 3]
+      --ranks N,M  numbers of ranks [default: 2,3]
+      --write      write the tables to docs/PERFORMANCE.md
 
   -h, --help       show this
 
-Debian's packages of the peers are installed where we are root; what is missing is left out, with a line that says so.
+As root, Debian's packages of the peers are installed; what is missing is skipped with a warning.
 ";
 
 /// The file that holds the table.

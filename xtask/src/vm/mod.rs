@@ -53,15 +53,15 @@ Run a command in a guest with the kernel's rxe
 Usage: cargo xtask vm [OPTIONS] -- CMD…
 
 Options:
-      --mtu BYTES         MTU of the veth that rxe0 stands on [default: 1500]
+      --mtu BYTES         MTU of the veth below rxe0 [default: 1500]
       --timeout SECONDS   stop the guest after this time, with status 124 [default: 600]
-      --env NAME[=VALUE]  set a variable for CMD, or hand on the one here
+      --env NAME[=VALUE]  set a variable for CMD, or pass it on
   -v, --verbose           show the guest's console on stderr
   -h, --help              show this
 
 In the guest: rxe0 on 10.9.0.1 and fd09::1; network namespace `peer` with 10.9.0.2 and fd09::2 on the other end.
 Files are this machine's; what CMD writes is dropped. The exit status is CMD's, 128 + n after signal n, 124 after
-the timeout, 125 when the guest failed, 141 when the reader of the output left.
+the timeout, 125 when the guest failed, 141 when the reader of the output is gone.
 ";
 
 /// Exit status on timeout, as timeout(1).

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_tests::raw::{QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
+use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
@@ -25,8 +25,6 @@ const GRH: usize = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Flag in the wr_id of a send; the low bits are the queue pair's index.
 const SEND: u64 = 1 << 32;
-/// The first PSN of every queue pair, chosen to wrap soon.
-const PSN: u32 = 0xff_fff0;
 
 /// A received message.
 pub(crate) struct Received {
@@ -44,6 +42,7 @@ pub(crate) enum Event {
 }
 
 /// One end. Its buffer: a send slot per queue pair, then the receive slots.
+// fields: raw verbs objects of one process, without owners
 pub(crate) struct End {
     transport: Transport,
     api: &'static Api,
@@ -146,37 +145,13 @@ impl End {
     /// Brings each queue pair to RTS towards its peer.
     pub(crate) fn connect(&mut self, peers: &[QpAddress]) -> Result<()> {
         for (qp, peer) in peers.iter().enumerate() {
-            let mut attr: ibv_qp_attr = zeroed();
-            attr.qp_state = IBV_QPS_RTR;
-            attr.path_mtu = IBV_MTU_1024;
-            attr.dest_qp_num = peer.qpn;
-            attr.rq_psn = peer.psn;
-            attr.max_dest_rd_atomic = 1;
-            attr.min_rnr_timer = 12;
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.port_num = 1;
-            attr.ah_attr.grh.dgid.raw = peer.gid;
-            attr.ah_attr.grh.sgid_index = self.gid_index;
-            attr.ah_attr.grh.hop_limit = 64;
-            attr.timeout = 14;
-            attr.retry_cnt = 7;
-            attr.rnr_retry = 7;
-            attr.sq_psn = PSN;
-            attr.max_rd_atomic = 1;
-            let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-            let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-            let (rtr, rts) = match self.transport {
-                Transport::Rc => (path | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, retries),
-                Transport::Ud => (0, 0),
-            };
-            self.modify(qp, &mut attr, IBV_QP_STATE | rtr)?;
-            attr.qp_state = IBV_QPS_RTS;
-            self.modify(qp, &mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rts)?;
+            // SAFETY: live.
+            let mut address = unsafe { raw::connect(self.api, self.qps[qp], self.gid_index, peer)? };
             let mut ah = ptr::null_mut();
             if self.transport == Transport::Ud {
                 let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
                 // SAFETY: the PD is live.
-                ah = non_null(unsafe { create(self.pd, &mut attr.ah_attr) }, "ibv_create_ah")?;
+                ah = non_null(unsafe { create(self.pd, &mut address) }, "ibv_create_ah")?;
             }
             self.peers.push((peer.qpn, ah));
         }

@@ -79,6 +79,7 @@ pub(crate) struct Unconnected {
 
 /// A connected link.
 #[derive(Debug)]
+// fields: per-operation state of one test link
 pub(crate) struct Link {
     index: usize,
     peer: usize,

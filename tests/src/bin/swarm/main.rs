@@ -177,8 +177,8 @@ mod tests {
         let parse = |args: Vec<String>| Plan::parse(args.into_iter());
         let args = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         let (plan, _) = parse(args("--processes 5 --bytes 77 --address ::1 --seed 9")).unwrap();
-        let (told, member) = parse([plan.to_args(), args("--member 4")].concat()).unwrap();
-        assert_eq!((told.processes, told.bytes, told.seed, member), (5, 77, 9, Some(4)));
+        let (parsed, member) = parse([plan.to_args(), args("--member 4")].concat()).unwrap();
+        assert_eq!((parsed.processes, parsed.bytes, parsed.seed, member), (5, 77, 9, Some(4)));
         for wrong in ["--processes 1", "--kills 31", "--bytes", "--size 3", "--timeout 32"] {
             assert!(parse(args(wrong)).is_err(), "{wrong}");
         }

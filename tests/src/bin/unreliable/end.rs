@@ -7,7 +7,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_tests::raw::{QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
+use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
@@ -31,6 +31,7 @@ pub(crate) struct Target {
 }
 
 /// One end. Its buffer: a send slot, the peer's WRITE target, and the receive slots.
+// fields: raw verbs objects of one process, without owners
 pub(crate) struct End {
     transport: Transport,
     size: usize,
@@ -137,7 +138,7 @@ impl End {
         QpAddress {
             // SAFETY: live; a GID is 16 bytes whichever member was written.
             qpn: unsafe { (*self.qp).qp_num },
-            psn: self.psn(),
+            psn: PSN,
             // SAFETY: as above.
             gid: unsafe { self.gid.raw },
         }
@@ -155,28 +156,12 @@ impl End {
     /// Brings the queue pair to RTS, towards the peer.
     pub(crate) fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         self.peer = peer.qpn;
-        let mut attr: ibv_qp_attr = zeroed();
-        attr.qp_state = IBV_QPS_RTR;
-        attr.path_mtu = IBV_MTU_1024;
-        attr.dest_qp_num = peer.qpn;
-        attr.rq_psn = peer.psn;
-        attr.ah_attr.is_global = 1;
-        attr.ah_attr.port_num = 1;
-        attr.ah_attr.grh.dgid.raw = peer.gid;
-        attr.ah_attr.grh.sgid_index = self.gid_index;
-        attr.ah_attr.grh.hop_limit = 64;
-        let connected = match self.transport {
-            Transport::Uc => IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
-            Transport::Ud => 0,
-        };
-        self.modify(&mut attr, IBV_QP_STATE | connected)?;
-        attr.qp_state = IBV_QPS_RTS;
-        attr.sq_psn = self.psn();
-        self.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN)?;
+        // SAFETY: live.
+        let mut address = unsafe { raw::connect(self.api, self.qp, self.gid_index, peer)? };
         if self.transport == Transport::Ud {
             let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
             // SAFETY: the PD is live.
-            self.ah = non_null(unsafe { create(self.pd, &mut attr.ah_attr) }, "ibv_create_ah")?;
+            self.ah = non_null(unsafe { create(self.pd, &mut address) }, "ibv_create_ah")?;
         }
         Ok(())
     }
@@ -302,11 +287,6 @@ impl End {
 
     fn slot_address(&self, number: usize) -> u64 {
         (self.buffer.expose_provenance() + number * (self.size + GRH)) as u64
-    }
-
-    /// The first PSN, chosen to wrap soon.
-    fn psn(&self) -> u32 {
-        0xff_fff0
     }
 
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {

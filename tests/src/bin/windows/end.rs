@@ -9,15 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use doorbell_tests::interop::Channel;
-use doorbell_tests::raw::{check_errno, find_gid, non_null, open_device, zeroed};
+use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
 /// Bytes of the region.
 pub(crate) const LEN: usize = 16 << 10;
 /// Time limit of a completion.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The first PSN of each end, chosen to wrap soon.
-const PSN: u32 = 0xff_fff0;
 
 /// Objects shared by all cases. None is destroyed: the process exits with them.
 pub(crate) struct End {
@@ -93,38 +91,13 @@ impl End {
         // SAFETY: live; a GID is 16 bytes whichever member was written.
         let (number, gid) = unsafe { ((*connection.qp).qp_num, self.gid.raw) };
         let peer = self.channel.exchange(number.to_be_bytes())?;
-        attr.ah_attr.grh.dgid.raw = self.channel.exchange(gid)?;
-        attr.ah_attr.grh.sgid_index = self.gid_index;
-        attr.ah_attr.grh.hop_limit = 64;
-        attr.ah_attr.is_global = 1;
-        attr.ah_attr.port_num = 1;
-        attr.qp_state = IBV_QPS_RTR;
-        attr.path_mtu = IBV_MTU_1024;
-        attr.dest_qp_num = u32::from_be_bytes(peer);
-        attr.rq_psn = PSN;
-        attr.max_dest_rd_atomic = 4;
-        attr.min_rnr_timer = 12;
-        let rtr = IBV_QP_STATE
-            | IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER;
-        connection.modify(&mut attr, rtr)?;
-        attr.qp_state = IBV_QPS_RTS;
-        attr.sq_psn = PSN;
-        attr.timeout = 17;
-        attr.retry_cnt = 6;
-        attr.rnr_retry = 7;
-        attr.max_rd_atomic = 4;
-        let rts = IBV_QP_STATE
-            | IBV_QP_SQ_PSN
-            | IBV_QP_TIMEOUT
-            | IBV_QP_RETRY_CNT
-            | IBV_QP_RNR_RETRY
-            | IBV_QP_MAX_QP_RD_ATOMIC;
-        connection.modify(&mut attr, rts)?;
+        let peer = QpAddress {
+            qpn: u32::from_be_bytes(peer),
+            psn: PSN,
+            gid: self.channel.exchange(gid)?,
+        };
+        // SAFETY: live.
+        unsafe { raw::connect(self.api, connection.qp, self.gid_index, &peer)? };
         self.channel.barrier()?;
         Ok(connection)
     }

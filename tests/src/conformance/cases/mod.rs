@@ -12,6 +12,7 @@ mod notify;
 mod objects;
 mod posting;
 mod reliable;
+mod retries;
 mod shared;
 mod transfers;
 mod transitions;
@@ -31,6 +32,7 @@ pub(super) fn all() -> Vec<Case> {
         transfers::cases(),
         access::cases(),
         completion::cases(),
+        retries::cases(),
         reliable::cases(),
         notify::cases(),
         datagram::cases(),

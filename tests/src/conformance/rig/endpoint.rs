@@ -9,6 +9,7 @@ use super::{ALL_RIGHTS, Bench, Cq, Device, Errno, Mr, Pd, Qp, Recv};
 
 /// Parameters of an end.
 #[derive(Clone, Copy, Debug)]
+// fields: the attributes of a queue pair and its region, one each
 pub(in crate::conformance) struct Setup {
     pub(in crate::conformance) transport: ibv_qp_type,
     /// Depth of either queue.
