@@ -33,9 +33,7 @@ const UNNAMED_IN_C: &[&str] = &[
 const NOT_IN_RDMA_SYS: &[&str] = &["ibv_ops_wr"];
 
 struct Aggregate {
-    /// `struct` or `union`.
     keyword: &'static str,
-    /// Name and type of each field.
     fields: Vec<(String, String)>,
 }
 
@@ -117,7 +115,6 @@ fn is_unnamed(name: &str) -> bool {
     UNNAMED_IN_C.contains(&name) || name.contains("__bindgen_ty")
 }
 
-/// A field at any depth of unnamed types.
 struct Leaf {
     rust: String,
     c: String,

@@ -11,7 +11,6 @@ use doorbell_verbs_sys::inline;
 use crate::layout::{CONSTANTS, TYPES};
 use crate::missing;
 
-/// The marker of an extended context.
 const EXTENDED: &str = "__VERBS_ABI_IS_EXTENDED";
 
 #[test]
@@ -50,7 +49,8 @@ fn bindings_agree_with_the_c_headers() {
         differences.join("\n")
     );
     assert_eq!(compared, c.len());
-    // Guards against an empty table: rdma-core 44's header has over a hundred types and four hundred constants.
+    // Guards against an empty table: rdma-core 44's header has over a hundred types and four
+    // hundred constants.
     assert!(
         TYPES.len() > 100 && CONSTANTS.len() > 400,
         "{} types, {} constants",

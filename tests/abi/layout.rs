@@ -5,7 +5,6 @@ use core::mem::offset_of;
 use doorbell_verbs_sys::rdmacm::*;
 use doorbell_verbs_sys::*;
 
-/// A struct or union.
 pub(crate) struct Type {
     /// With its keyword, as C writes it.
     pub(crate) c: &'static str,

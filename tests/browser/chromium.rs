@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tungstenite::{Message, WebSocket};
 
-/// Names of the browser's program.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 /// Time limit of each step; the browser may be starved on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -21,10 +20,8 @@ const MAX_HEIGHT: f64 = 8000.0;
 /// The script that reads an open page.
 const READ_BACK: &str = include_str!("read_back.js");
 
-/// The screen that a page is opened on.
 pub(crate) struct Screen {
     pub(crate) name: &'static str,
-    /// In CSS pixels.
     pub(crate) width: u32,
     pub(crate) height: u32,
     /// Device pixels per CSS pixel.
@@ -33,11 +30,9 @@ pub(crate) struct Screen {
     pub(crate) dark: bool,
 }
 
-/// An opened page.
 pub(crate) struct OpenedPage {
     /// As PNG.
     pub(crate) screenshot: Vec<u8>,
-    /// The result of `read_back.js`.
     pub(crate) read: Value,
     /// Console messages, exceptions, and the browser's complaints.
     pub(crate) complaints: Vec<String>,
@@ -45,7 +40,6 @@ pub(crate) struct OpenedPage {
     pub(crate) requests: Vec<String>,
 }
 
-/// A running browser, killed on drop.
 pub(crate) struct Browser {
     process: Child,
     socket: WebSocket<TcpStream>,
@@ -171,7 +165,6 @@ impl Browser {
         })
     }
 
-    /// Closes the browser normally.
     pub(crate) fn close(mut self) -> Result<()> {
         self.call(None, "Browser.close", &json!({}))?;
         let deadline = Instant::now() + TIMEOUT;
@@ -184,7 +177,6 @@ impl Browser {
         Ok(())
     }
 
-    /// Waits until the page is loaded.
     fn loaded(&mut self, session: &str) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -200,7 +192,6 @@ impl Browser {
         }
     }
 
-    /// Calls a method, and waits for its answer.
     fn call(&mut self, session: Option<&str>, method: &str, parameters: &Value) -> Result<Value> {
         self.last += 1;
         let mut call = json!({"id": self.last, "method": method, "params": parameters});

@@ -29,7 +29,6 @@ Options:
       --keep FOLDER  leave the results, pages and screenshots there
 ";
 
-/// The screens that a report must fit.
 const SCREENS: [Screen; 4] = [
     Screen {
         name: "desktop",

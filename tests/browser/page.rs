@@ -118,7 +118,6 @@ fn check_positions(chart: &Value) -> Result<usize> {
     Ok(points.len())
 }
 
-/// Checks that each point's number equals the row's.
 fn check_numbers(chart: &Value, results: &[&Value]) -> Result<()> {
     for point in array(&chart["points"])? {
         let row = row(results, point)?;

@@ -25,7 +25,6 @@ pub(crate) struct Team {
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
 }
 
-/// Parameters of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mode {
     pub(crate) algorithm: Algorithm,
@@ -146,13 +145,11 @@ impl Team {
         }
     }
 
-    /// A rank's result.
     pub(crate) fn output<T: Number>(&mut self, case: &Case, rank: Rank, in_place: bool) -> &[T] {
         let (_, output) = Self::offsets(case, rank, size_of::<T>(), in_place);
         self.elements(rank, output, case.output(rank))
     }
 
-    /// Runs an operation, and checks every rank's result.
     fn check<T: Number>(&mut self, case: &Case, op: ReduceOp, seed: u64, mode: Mode) {
         self.run::<T>(case, op, seed, mode);
         for rank in (0..case.ranks).map(Rank) {
@@ -178,13 +175,11 @@ impl Team {
     }
 }
 
-/// The bytes of elements.
 pub(crate) fn bits<T: Number>(elements: &[T]) -> &[u8] {
     // SAFETY: elements have no padding.
     unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The check for one type.
 type Check = fn(&mut Team, &Case, ReduceOp, u64, Mode);
 
 const TYPES: [(DataType, Check); 12] = [
@@ -202,12 +197,10 @@ const TYPES: [(DataType, Check); 12] = [
     (DataType::F8E5M2, Team::check::<F8E5M2>),
 ];
 
-/// How many counts of each case run.
 fn counts() -> usize {
     std::env::var("DOORBELL_COLLECTIVES_COUNTS").map_or(1, |counts| counts.parse().expect("a number"))
 }
 
-/// The numbers of ranks for runs over UDP.
 fn rank_counts() -> Vec<u32> {
     const ALL: [u32; 7] = [2, 3, 4, 5, 7, 8, 16];
     let some = |numbers: String| {

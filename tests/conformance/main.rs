@@ -43,7 +43,6 @@ fn clear_settings(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Runs both ends to success.
 fn interop(addresses: [&str; 2], mtu: u32, environment: &[(&str, &str)]) {
     // A free TCP port, and the same number for UDP: each test has its own addresses or ports.
     let tcp = TcpListener::bind("127.0.0.1:0")

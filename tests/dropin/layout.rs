@@ -29,7 +29,6 @@ const MODES: [&str; 14] = [
     "ib_send_lat -n 100 -c UD",
     "ib_atomic_lat -n 100 -A CMP_AND_SWAP",
 ];
-/// Time limit of a run.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program by this name, or the C tool of that name on the drop-in.

@@ -68,7 +68,6 @@ fn address() -> String {
     format!("127.{}.{low}.{}", 96 + high % 32, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Runs a command under `doorbell run`.
 fn run(words: &[&str]) -> Output {
     let words = [&["run", "--"], words].concat();
     doorbell(&words).output().expect("doorbell was built")

@@ -1,4 +1,5 @@
-//! C programs, compiled against rdma-core's own headers and linked with its library, on the drop-in.
+//! C programs, compiled against rdma-core's own headers and linked with its library, on the
+//! drop-in.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -10,29 +10,24 @@ use doorbell_verbs_sys::{
     ibv_pd, ibv_port_attr, verbs_context,
 };
 
-/// Alters such a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Altered(fn(Api) -> Api);
 
 impl Altered {
-    /// No memory can be pinned.
     pub(crate) const LOCKED_MEMORY: Self = Self(|whole| Api {
         reg_mr: out_of_memory,
         reg_mr_iova2: None,
         ..whole
     });
-    /// There is no device.
     pub(crate) const EMPTY: Self = Self(|whole| Api {
         get_device_list: no_devices,
         ..whole
     });
-    /// The link of port 1 is down.
     pub(crate) const PORT_DOWN: Self = Self(|whole| Api {
         open_device,
         query_port: down,
         ..whole
     });
-    /// Port 1 is not configured.
     pub(crate) const PORT_INIT: Self = Self(|whole| Api {
         open_device,
         query_port: unconfigured,
@@ -44,7 +39,6 @@ impl Altered {
         query_port: narrow,
         ..whole
     });
-    /// No dma-buf can be registered.
     pub(crate) const NO_DMA_BUF: Self = Self(|whole| Api {
         reg_dmabuf_mr: Some(no_dma_buf),
         ..whole

@@ -9,7 +9,6 @@ use doorbell_verbs::cm::ConnectionManager;
 
 /// Names the library that the child loads.
 const CHILD: &str = "DOORBELL_ERRORS_LOAD";
-/// Prefix of the child's output.
 const PREFIX: &str = "error: ";
 
 /// A library of the name, without symbols.

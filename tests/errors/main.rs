@@ -83,7 +83,6 @@ const SHORT_TIMEOUT: u8 = 8;
 /// A timeout of 17 s, for requests that are answered as soon as the peer is scheduled.
 const LONG_TIMEOUT: u8 = 22;
 
-/// One end of a connection.
 struct End {
     qp: PreparedQueuePair,
     cq: CompletionQueue,

@@ -17,7 +17,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an unwanted event is waited for.
 const QUIET_TIME: Duration = Duration::from_millis(50);
 
-/// One end of a connection.
 struct End {
     qp: QueuePair,
     cq: CompletionQueue,

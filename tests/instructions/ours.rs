@@ -72,7 +72,6 @@ fn measure_list(qp: &mut QueuePair, pool: &mut Pool) -> Result<(), Refused> {
     })
 }
 
-/// Whether all completions succeeded.
 #[inline(never)]
 fn measure_drain<Q: CqKind>(cq: &mut CompletionQueue<Q>, pool: &mut Pool) -> bool {
     let Ok(completions) = cq.poll() else { return false };
@@ -112,7 +111,6 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     }
 }
 
-/// Runs a row repeatedly.
 fn repeat<Q: CqKind>(row: &str, iterations: u64, context: &Context, mut cq: CompletionQueue<Q>) -> Result<()> {
     let (mut qp, mut calls, mut pool) = set_up(context, &cq)?;
     let (bytes, remote) = ([0; BATCH], Target::from_raw(0x10000, 0x4321, 1 << 20));
@@ -134,7 +132,6 @@ fn repeat<Q: CqKind>(row: &str, iterations: u64, context: &Context, mut cq: Comp
     Ok(())
 }
 
-/// A queue pair of each backend, and buffers.
 fn set_up<Q: CqKind>(
     context: &Context,
     cq: &CompletionQueue<Q>,

@@ -1,6 +1,5 @@
 //! The cases: tools with options, and environments.
 
-/// Where the two ends run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Environment {
     /// On this host, on the userspace device.
@@ -16,7 +15,6 @@ pub(crate) enum Environment {
 }
 
 impl Environment {
-    /// All environments, by the names of their sections.
     pub(crate) const ALL: [(&'static str, Environment); 5] = [
         ("host", Environment::Host),
         ("udp", Environment::Udp),
@@ -39,12 +37,9 @@ impl Environment {
     }
 }
 
-/// A tool with options for both ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Case {
-    /// The tool.
     pub(crate) tool: &'static str,
-    /// Its options.
     pub(crate) options: String,
 }
 
@@ -54,7 +49,6 @@ impl Case {
         format!("{} {}", self.tool, self.options)
     }
 
-    /// Whether it measures latency.
     pub(crate) fn is_latency(&self) -> bool {
         self.tool.ends_with("_lat")
     }

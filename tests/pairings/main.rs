@@ -44,7 +44,6 @@ pairings host|udp|managed|rxe|wire --quick [--doorbell FILE] [--only TEXT]
 Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
 
-/// The command line's options.
 struct Options {
     section: &'static str,
     environment: Environment,
@@ -68,7 +67,6 @@ impl Options {
     }
 }
 
-/// Result of a case.
 struct Outcome {
     /// The results of stock tools among themselves.
     stock: Vec<Results>,
@@ -89,7 +87,6 @@ impl Outcome {
     }
 }
 
-/// Whether all ratios are within `limit` of one.
 fn near(ratios: &[f64], limit: f64) -> bool {
     ratios.iter().all(|&ratio| distance(ratio) <= limit)
 }
@@ -284,7 +281,6 @@ fn measure(rig: &mut Rig, case: &Case, options: &Options) -> Result<Outcome> {
     }
 }
 
-/// The ratio of each of `others` to `stock`.
 fn compared(
     stock: &[Results],
     others: &[Vec<Results>],

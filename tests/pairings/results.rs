@@ -6,9 +6,7 @@ use crate::cases::Case;
 /// in us.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Results {
-    /// Sizes in bytes.
     pub(crate) sizes: Vec<u64>,
-    /// Their values.
     pub(crate) values: Vec<f64>,
 }
 
@@ -67,9 +65,9 @@ pub(crate) fn read(case: &Case, output: &str, of_stock: bool) -> Result<Results,
 }
 
 /// The ratio of some runs to others interleaved with them: the median of the ratios of runs of the
-/// same round. A machine implementation speed varies is mostly the same for both of a round, while either's
-/// median may be of either speed. Of several sizes the median of their ratios; `None` where the
-/// runs are not of the same sizes.
+/// same round. A machine whose speed varies is mostly the same for both of a round, while
+/// either's median may be of either speed. Of several sizes the median of their ratios; `None`
+/// where the runs are not of the same sizes.
 pub(crate) fn ratio_by_rounds(runs: &[Results], others: &[Results]) -> Option<f64> {
     median_over_sizes(runs, others, |runs, others| {
         median(runs.iter().zip(others).map(|(one, other)| one / other).collect())

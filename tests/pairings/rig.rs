@@ -18,7 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Time limit of one run.
 const LIMIT: Duration = Duration::from_secs(120);
 /// TCP ports of the tools, below the ephemeral range.
 const PORTS: std::ops::Range<u16> = 30_100..32_700;
@@ -28,21 +27,16 @@ const MAX_CLOCK_FAILURES: usize = 5;
 /// An address of this test's own: the connection manager's is the device's.
 const MANAGED: &str = "127.91.0.1";
 
-/// The program of an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Implementation {
-    /// The package's tool.
     Stock,
     /// Doorbell under the same name.
     Ours,
 }
 
-/// The programs of both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pairing {
-    /// The server's program.
     pub(crate) server: Implementation,
-    /// The client's program.
     pub(crate) client: Implementation,
 }
 
@@ -74,19 +68,16 @@ impl fmt::Display for Pairing {
     }
 }
 
-/// State shared by all runs.
 pub(crate) struct Rig {
     doorbell: PathBuf,
     /// Doorbell under the classic names; and outputs. Removed at the end.
     scratch: tempfile::TempDir,
-    /// The processors that this process may use.
     cores: Vec<usize>,
     next_port: u16,
     runs: usize,
 }
 
 impl Rig {
-    /// One with this command.
     pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
         let scratch = tempfile::Builder::new().prefix("pairings-").tempdir()?;
         for verb in ["write", "read", "send", "atomic"] {
@@ -264,13 +255,11 @@ fn cores() -> Result<Vec<usize>> {
         .collect())
 }
 
-/// A command line with its environment.
 struct End {
     words: Vec<String>,
     variables: Vec<(&'static str, String)>,
 }
 
-/// The last line that is not empty.
 fn last_line(output: &str) -> &str {
     let line = output
         .lines()

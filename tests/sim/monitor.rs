@@ -27,20 +27,17 @@ struct Flow {
     arrived: Psn,
 }
 
-/// The parameters of one end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlowConfig {
     pub(crate) peer: Qpn,
     pub(crate) mtu: Mtu,
     /// Packets outstanding at most.
     pub(crate) window: u32,
-    /// The first PSN it sends.
     pub(crate) sq_psn: Psn,
     /// The first PSN it expects.
     pub(crate) rq_psn: Psn,
 }
 
-/// Monitors every registered connection.
 #[derive(Default)]
 pub(crate) struct Monitor {
     flows: HashMap<(usize, Qpn), Flow>,
@@ -70,7 +67,6 @@ impl Monitor {
         self.flows.insert((node, qpn), flow);
     }
 
-    /// Records an uncorrupted packet that arrived at `node`.
     pub(crate) fn delivered(&mut self, node: usize, payload: &[u8]) {
         let Ok(packet) = Packet::parse(payload) else { return };
         let Some(flow) = self.flows.get_mut(&(node, packet.bth.dest_qp)) else {

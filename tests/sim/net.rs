@@ -39,7 +39,6 @@ pub(crate) enum Idents {
     Counting,
 }
 
-/// Parameters of every link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
     pub(crate) bits_per_second: u64,
@@ -49,7 +48,6 @@ pub(crate) struct LinkConfig {
     /// Faults of each node's packets; the node's number is added to the seed.
     pub(crate) faults: FaultConfig,
     pub(crate) idents: Idents,
-    /// The receiver's socket buffer.
     pub(crate) socket: Option<Socket>,
 }
 
@@ -62,7 +60,6 @@ pub(crate) struct Socket {
     pub(crate) sleep: Duration,
 }
 
-/// A device on the network.
 pub(crate) struct Node {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: SimMemory,
@@ -70,7 +67,6 @@ pub(crate) struct Node {
     /// Completions not yet polled by the application.
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: Vec<AsyncEvent>,
-    /// When the link becomes idle.
     free_at: Instant,
     blocked: bool,
     /// Packets in its socket until the owner wakes up.
@@ -80,7 +76,6 @@ pub(crate) struct Node {
     ident: u16,
 }
 
-/// A datagram in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) src: IpAddr,
@@ -100,11 +95,9 @@ enum Event {
     Empty {
         node: usize,
     },
-    /// The link accepts packets again.
     Unblock {
         node: usize,
     },
-    /// A wake-up requested by the application.
     Wake {
         token: usize,
     },
@@ -137,18 +130,14 @@ impl Ord for Scheduled {
     }
 }
 
-/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Something happened at this node.
     Node(usize),
     /// A wake-up requested with this token is due.
     Wake(usize),
-    /// Nothing is in flight and no timer runs.
     Idle,
 }
 
-/// Nodes and the packets in flight between them.
 pub(crate) struct Network {
     pub(crate) now: Instant,
     pub(crate) nodes: Vec<Node>,
@@ -159,7 +148,6 @@ pub(crate) struct Network {
     link: LinkConfig,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
-    /// Timeouts handled at `now`.
     timeouts: u32,
     buf: Vec<u8>,
 }
@@ -180,7 +168,6 @@ impl Network {
         }
     }
 
-    /// Adds a node and returns its number.
     pub(crate) fn add(&mut self, endpoint: Endpoint, address: IpAddr) -> usize {
         let number = self.nodes.len();
         let faults = FaultConfig {
@@ -206,7 +193,6 @@ impl Network {
         number
     }
 
-    /// Schedules [`Step::Wake`] at `at`.
     pub(crate) fn wake_at(&mut self, at: Instant, token: usize) {
         self.schedule(at, Event::Wake { token });
     }

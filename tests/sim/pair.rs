@@ -10,7 +10,6 @@ use doorbell_roce_proto::{Endpoint, EndpointConfig, Mtu, Psn, Qpn};
 
 use crate::net::Network;
 
-/// The protection domain of both.
 pub(crate) const PD: PdId = PdId(0);
 /// Requests outstanding at most.
 pub(crate) const DEPTH: usize = 64;

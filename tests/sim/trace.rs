@@ -21,7 +21,6 @@ impl Trace {
         }
     }
 
-    /// All lines so far.
     pub(crate) fn text(&self) -> &str {
         self.lines.as_deref().unwrap_or_default()
     }
@@ -61,7 +60,6 @@ impl Trace {
     }
 }
 
-/// One packet in a line.
 fn describe(payload: &[u8]) -> String {
     let packet = match Wire::parse(payload) {
         Ok(packet) => packet,

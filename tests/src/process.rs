@@ -14,7 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A starting program blocks no longer than this, unless it waits for a processor, which its state

@@ -2,15 +2,10 @@
 
 /// A table of the report: tools by options, each pair a cell.
 pub(crate) struct Grid {
-    /// The heading.
     pub(crate) title: &'static str,
-    /// An introduction.
     pub(crate) about: &'static str,
-    /// Its columns.
     pub(crate) tools: &'static [&'static str],
-    /// Where the two ends run.
     pub(crate) environment: Environment,
-    /// Its rows: the options of both ends.
     pub(crate) lines: &'static [&'static str],
 }
 
@@ -19,17 +14,15 @@ pub(crate) struct Grid {
 pub(crate) enum Environment {
     /// Both under `doorbell run` on this host, on the link that the device chooses.
     Host,
-    /// The same, forced to UDP.
     Udp,
-    /// The same, on the IPv6 loopback address.
     Ipv6,
     /// The same, on a loopback address of their own: the connection manager's is the device's.
     Managed,
-    /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace `peer`.
+    /// In the guest: one end on the kernel's rxe, the other under `doorbell run` in the namespace
+    /// `peer`.
     Wire {
         /// Whether the server is the end on rxe.
         rxe_serves: bool,
-        /// IPv6 rather than IPv4.
         ipv6: bool,
     },
 }
@@ -233,13 +226,9 @@ const fn wire(
     }
 }
 
-/// A program without a peer.
 pub(crate) struct Single {
-    /// The command.
     pub(crate) command: &'static str,
-    /// Strings that its output must contain.
     pub(crate) shows: &'static [&'static str],
-    /// Its exit status.
     pub(crate) status: i32,
     /// What that proves, for the report.
     pub(crate) about: &'static str,
@@ -300,9 +289,7 @@ pub(crate) const SINGLES: &[Single] = &[
 /// A pair whose two ends are called differently and connect by the connection manager. `PORT` and
 /// `HOST` stand for the server's.
 pub(crate) struct Managed {
-    /// The server's command.
     pub(crate) server: &'static str,
-    /// The client's command.
     pub(crate) client: &'static str,
     /// A string that the client's output must contain, and in how many lines.
     pub(crate) shows: (&'static str, usize),
@@ -369,6 +356,5 @@ pub(crate) const LIMITS: &[(&str, Limit)] = &[
 pub(crate) enum Limit {
     /// The tool's: any device would be refused.
     OfTheTool,
-    /// Our device's: another device may support it.
     OfTheDevice,
 }

@@ -47,7 +47,6 @@ stock host|wire [--doorbell FILE] [--only TEXT] [--jobs N] [--check FILE | --wri
 Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
 
-/// The command line's options.
 struct Options {
     section: &'static str,
     doorbell: PathBuf,
@@ -57,7 +56,6 @@ struct Options {
     write: Option<PathBuf>,
 }
 
-/// A cell of a grid.
 struct Cell {
     grid: &'static Grid,
     tool: &'static str,

@@ -32,7 +32,6 @@ const REASONS: (&str, &str) = ("DOORBELL_LOG", "error");
 /// Lines of a failed program's output that are shown.
 const SHOWN: usize = 30;
 
-/// How a row ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// Both ends succeeded, and the output is right.
@@ -41,7 +40,6 @@ pub(crate) enum Outcome {
     NotOffered(String),
     /// Our device lacks a feature; the tool's message.
     Lacking(String),
-    /// Anything else.
     Fails(String),
 }
 
@@ -63,18 +61,14 @@ impl Outcome {
     }
 }
 
-/// State shared by all rows.
 pub(crate) struct Rig {
-    /// The `doorbell` command.
     doorbell: PathBuf,
     /// The folder of outputs, removed at the end.
     scratch: tempfile::TempDir,
     ports: AtomicU16,
 }
 
-/// The environment of one end.
 struct EndEnvironment {
-    /// The words before the tool.
     prefix: Vec<String>,
     gid: Gid,
     /// Its IPv4 address, by which the tools connect: their servers listen on no other.
@@ -150,7 +144,6 @@ impl Rig {
         words
     }
 
-    /// The two ends' environments: the server's, the client's.
     fn ends(&self, environment: Environment) -> Result<[EndEnvironment; 2]> {
         let soft = |options: &[&str], host| EndEnvironment {
             prefix: self.under_doorbell(options),
@@ -185,7 +178,6 @@ impl Rig {
         })
     }
 
-    /// Runs one pair.
     pub(crate) fn pair(&self, name: &str, tool: &str, options: &str, environment: Environment) -> Result<Outcome> {
         let deadline = Instant::now() + LIMIT;
         let folder = self.folder(name)?;
@@ -295,7 +287,6 @@ fn leftover(folder: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// The outcome of an end that failed.
 fn failure(tool: &str, who: &str, process: &mut Process) -> Result<Outcome> {
     let output = process.output();
     for &(mark, limit) in LIMITS {

@@ -11,7 +11,6 @@ pub(crate) struct Line {
     pub(crate) what: String,
     /// What it must show.
     pub(crate) about: &'static str,
-    /// Its outcome.
     pub(crate) outcome: Outcome,
 }
 

@@ -7,18 +7,14 @@ use std::{path::Path, time::Instant};
 /// A family of tools with the same command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Suite {
-    /// ibv_*_pingpong.
     Pingpong,
-    /// ib_*.
     Perftest,
 }
 
 /// Which end of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End<'a> {
-    /// Listens.
     Server,
-    /// Connects to this address.
     Client(&'a str),
 }
 
@@ -49,7 +45,6 @@ impl Suite {
     }
 }
 
-/// The GID that an end uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Gid {
     /// The device, where there are several.

@@ -92,7 +92,6 @@ fn start(rig: &Rig, command: &str, name: &str) -> Result<Process> {
     Process::start(&words, &[], &rig.folder(&format!("trouble-{}", rig.port()?))?, name)
 }
 
-/// Waits until `shown` is in the output.
 fn shows(process: &mut Process, shown: &str) -> Result<bool> {
     let deadline = Instant::now() + LIMIT;
     while !process.output().contains(shown) {

@@ -9,7 +9,6 @@ use crate::{Side, is_soft};
 /// Buffer size for a datagram of the maximum length.
 const ROOM: usize = 4096 + GRH_BYTES;
 
-/// The next datagram received, and its buffer.
 fn receive(side: &mut Side) -> (Datagram, Buffer) {
     side.next(Queue::Receive, |completion| {
         let datagram = completion.datagram().expect("a datagram");

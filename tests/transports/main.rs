@@ -22,7 +22,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Names a system device to run both ends on instead.
 const DEVICE: &str = "DOORBELL_TRANSPORTS_DEVICE";
 
-/// Whether the device is a soft device.
 fn is_soft() -> bool {
     std::env::var_os(DEVICE).is_none()
 }

@@ -14,7 +14,6 @@ use doorbell_verbs::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LEN: usize = 8192;
 
-/// One end of a connection.
 struct End<B: Backend> {
     qp: QueuePair<Rc, B>,
     cq: CompletionQueue,
@@ -49,7 +48,6 @@ fn connected<B: Backend>(prepare: Prepare<B>) -> (End<B>, End<B>) {
 }
 
 impl<B: Backend> End<B> {
-    /// Passes the next completion to `take`.
     fn next<R>(&mut self, take: impl FnOnce(Completion<'_>) -> R) -> R {
         let start = Instant::now();
         loop {

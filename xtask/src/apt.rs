@@ -6,7 +6,6 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// Whether `apt-get` is available.
 pub(crate) fn is_available() -> bool {
     Command::new("apt-get")
         .arg("--version")

@@ -25,7 +25,6 @@ Options:
 Exit status: 0 when the links exist, 2 on bad usage or a failure.
 ";
 
-/// The names of perftest's tools.
 const NAMES: [&str; 8] = [
     "ib_write_bw",
     "ib_write_lat",

@@ -37,7 +37,6 @@ Exit status: 0 when nothing failed, 1 when something did, 2 on bad usage.
 /// A sanitizer that can be selected.
 struct Tool {
     name: &'static str,
-    /// Packages that it needs.
     needs: &'static [setup::Need],
     run: fn() -> Result<Verdict>,
 }
@@ -246,7 +245,6 @@ fn suppressions(file: &str) -> PathBuf {
     workspace().join("verbs/tests/sanitize").join(file)
 }
 
-/// This machine's target triple.
 fn host() -> Result<String> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("cannot run rustc")?;

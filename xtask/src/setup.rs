@@ -5,12 +5,9 @@ use crate::apt;
 use anyhow::{Result, bail};
 use std::{env, path::Path, process::Command};
 
-/// A package that a chore needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
-    /// Debian's package name.
     pub(crate) package: &'static str,
-    /// Whether it is installed.
     found: fn() -> bool,
 }
 
@@ -102,7 +99,6 @@ pub(crate) const BROWSER: Need = Need {
     },
 };
 
-/// A C++ compiler.
 pub(crate) const CXX: Need = Need {
     package: "g++",
     found: || in_path("c++"),
@@ -122,7 +118,6 @@ pub(crate) const KERNELS: [Need; 2] = [
     },
 ];
 
-/// Valgrind.
 pub(crate) const VALGRIND: Need = Need {
     package: "valgrind",
     found: || in_path("valgrind"),
@@ -207,7 +202,6 @@ pub(crate) fn require_qemu() -> Result<()> {
     }
 }
 
-/// Whether `PATH` has `program`.
 pub(crate) fn in_path(program: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }

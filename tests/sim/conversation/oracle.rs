@@ -12,7 +12,6 @@ use doorbell_roce_proto::memory::AtomicOp;
 /// violated rule.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndState {
-    /// Requests posted.
     pub(super) posted: usize,
     /// Requests known to have completed or failed: all before this one.
     pub(super) retired: usize,
@@ -130,7 +129,6 @@ impl EndState {
         }
     }
 
-    /// Checks that all work is done.
     pub(super) fn check_finished(&self, end: &End) -> Result<(), String> {
         if self.retired < self.posted {
             return Err(format!("request {} of {} never completes", self.retired, self.posted));
@@ -151,7 +149,6 @@ impl EndState {
         }
     }
 
-    /// The number of requests that succeeded for certain.
     fn confirmed(&self) -> usize {
         self.failed.map_or(self.retired, |(index, _)| index)
     }

@@ -19,7 +19,6 @@ pub(crate) enum Area {
     Source,
     /// Destinations of READs and atomics.
     Landing,
-    /// Receive buffers.
     Receive,
     /// Memory that the peer reads and writes.
     Exposed,
@@ -31,7 +30,6 @@ impl Area {
     pub(crate) const ALL: [Self; 5] = [Self::Source, Self::Landing, Self::Receive, Self::Exposed, Self::Words];
 }
 
-/// A range of an [`Area`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) area: Area,
@@ -45,7 +43,6 @@ impl Range {
     }
 }
 
-/// The bytes of every [`Area`] of one end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Areas(pub(crate) [Vec<u8>; 5]);
 
@@ -78,7 +75,6 @@ impl Areas {
         Range { area, offset, len }
     }
 
-    /// Reserves a range in up to `most` pieces.
     fn reserve_pieces(&mut self, rng: &mut Rng, area: Area, len: usize, most: usize) -> Vec<Range> {
         let mut left = len;
         let mut ranges = Vec::new();
@@ -91,7 +87,6 @@ impl Areas {
     }
 }
 
-/// An operation and the peer's ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Send { imm: Option<u32> },
@@ -100,11 +95,9 @@ pub(crate) enum Action {
     Atomic { word: Range, op: AtomicOp },
 }
 
-/// One send request.
 #[derive(Clone, Debug)]
 pub(crate) struct Op {
     pub(crate) action: Action,
-    /// The local ranges.
     pub(crate) local: Vec<Range>,
     /// The bytes transferred in either direction.
     pub(crate) data: Vec<u8>,
@@ -119,7 +112,6 @@ pub(crate) struct Op {
 }
 
 impl Op {
-    /// Whether it reads from the peer.
     pub(crate) fn fetches(&self) -> bool {
         matches!(self.action, Action::Read { .. } | Action::Atomic { .. })
     }
@@ -132,7 +124,6 @@ impl Op {
     }
 }
 
-/// One receive request.
 #[derive(Clone, Debug)]
 pub(crate) struct Receive {
     pub(crate) local: Vec<Range>,
@@ -157,18 +148,15 @@ pub(crate) struct End {
     pub(crate) signal_all: bool,
     pub(crate) ops: Vec<Op>,
     pub(crate) receives: Vec<Receive>,
-    /// Initial memory.
     pub(crate) areas: Areas,
 }
 
-/// A connection between two nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     pub(crate) mtu: Mtu,
     pub(crate) ends: [End; 2],
 }
 
-/// The plan of a conversation.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) addresses: Vec<IpAddr>,
@@ -181,7 +169,6 @@ pub(crate) struct Plan {
 pub(crate) const MAX_SGE: usize = 4;
 
 impl Plan {
-    /// The conversation of `seed`.
     pub(crate) fn generate(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let nodes = if rng.u8(..4) == 0 { 3 } else { 2 };

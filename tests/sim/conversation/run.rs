@@ -18,10 +18,8 @@ use crate::trace::Trace;
 const TIME_LIMIT: Instant = Instant(600_000_000_000);
 const STEP_LIMIT: u64 = 4_000_000;
 
-/// Statistics of a conversation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Requests confirmed.
     pub(crate) done: u64,
     /// Ends whose retries ran out.
     pub(crate) retry_exceeded: u64,
@@ -252,7 +250,6 @@ impl<'a> Conversation<'a> {
         Ok(true)
     }
 
-    /// Checks that every end is done or failed.
     fn check_finished(&self) -> Result<(), String> {
         for live in &self.running {
             live.state
@@ -351,7 +348,6 @@ impl<'a> RunningEnd<'a> {
         }
     }
 
-    /// RESET → INIT → RTR → RTS.
     fn modifies(
         &self,
         peer: &RunningEnd<'_>,
@@ -411,7 +407,6 @@ impl<'a> RunningEnd<'a> {
         ]
     }
 
-    /// The current bytes of a range.
     fn bytes(&self, memory: &SimMemory, range: &Range) -> Vec<u8> {
         let region = memory.region(self.regions[range.area as usize]);
         region.bytes[range.offset..range.offset + range.len].to_vec()

@@ -95,9 +95,7 @@ fn bombard(seed: u64, count: u64) -> Totals {
 
 /// The attacker's knowledge of the queue pair it is connected to.
 struct Attack {
-    /// The PSN it expects.
     expected: Psn,
-    /// The PSN of its last request.
     requested: Psn,
 }
 
@@ -449,7 +447,6 @@ impl Setting {
         self.bystanders.map(|qpn| self.victim.endpoint.query_qp(qpn))
     }
 
-    /// Delivers the victim's packets to the peer.
     fn deliver_to_peer(&mut self) -> bool {
         let mut any = false;
         for (dst, mut bytes) in self.victim.sent.drain(..).filter(|(dst, _)| *dst == HONEST) {

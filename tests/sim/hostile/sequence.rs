@@ -7,7 +7,6 @@ use doorbell_roce_proto::{AsyncEvent, Psn};
 
 use super::victim::{BASE, FIRST_PSN, MTU, Victim, packet};
 
-/// One packet of a sequence.
 type Step = (Opcode, Extension, usize);
 
 const BARE: Extension = Extension::Bare;

@@ -36,7 +36,6 @@ pub(super) struct Victim {
     buf: Vec<u8>,
 }
 
-/// The attributes to connect to the attacker.
 pub(super) fn init(pd: PdId) -> QpInit {
     QpInit {
         transport: Transport::Rc,
@@ -183,7 +182,6 @@ impl Victim {
         self.events.extend(std::iter::from_fn(|| self.endpoint.poll_event()));
     }
 
-    /// Delivers a packet of the attacker.
     pub(super) fn attack(&mut self, packet: &[u8]) {
         self.deliver(ATTACKER, VICTIM, 0, packet);
     }
@@ -202,7 +200,6 @@ pub(super) fn packet(opcode: Opcode, qpn: Qpn, psn: Psn, extension: &Extension, 
     bytes
 }
 
-/// Sets the right ICRC.
 pub(super) fn seal(packet: &mut [u8], src: IpAddr, dst: IpAddr, ident: u16) {
     if packet.len() > icrc::LEN {
         Flow::new(src, dst, UDP_PORT, UDP_PORT).seal(ident, packet);

@@ -243,7 +243,6 @@ fn own_context(manager: ConnectionManager, listener: &mut Listener, server: Sock
     both(serve, connect).map(drop)
 }
 
-/// Tries to connect, and returns the error.
 fn failure(manager: ConnectionManager, server: SocketAddr, timeout: Duration) -> Result<CmError> {
     let route = manager.resolve(server, TIMEOUT)?;
     let Prepared { qp, .. } = prepare(&route.context()?, route.port(), 1)?;
@@ -304,7 +303,6 @@ fn unanswered(manager: ConnectionManager, _listener: &Listener, server: SocketAd
     }
 }
 
-/// No listener.
 fn refused(manager: ConnectionManager, server: SocketAddr) -> Result<()> {
     match failure(manager, server, TIMEOUT)? {
         CmError::Rejected {

@@ -382,7 +382,6 @@ impl Channel {
             .map_err(|error| anyhow!("{error:?} in {modify:?}"))
     }
 
-    /// Connects as librdmacm does.
     fn connect(&self, set: &Parameters) -> Result<()> {
         self.modify(Modify {
             state: Some(State::Rtr),

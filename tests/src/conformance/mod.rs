@@ -25,7 +25,6 @@ use rig::Bench;
 
 const USAGE: &str = "conformance [--device NAME] [--system] [--address IP] [--only PART]… [--waivers FILE] [--json] [--seed N] [--quiet-ms N] [--patience-ms N] | --list | --matrix";
 
-/// A conformance case.
 struct Case {
     /// Area and rule, as in `post/queue-full`.
     name: String,
@@ -39,7 +38,6 @@ struct Case {
 /// Checks a device for a rule.
 type Check = dyn Fn(&Bench) -> Result<()> + Send + Sync;
 
-/// A case with a fixed name.
 fn case(
     name: &str,
     clause: &'static str,
@@ -54,7 +52,6 @@ fn case(
     }
 }
 
-/// The command line's options.
 #[derive(Debug)]
 struct Options {
     list: bool,
@@ -142,7 +139,6 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     Ok(options)
 }
 
-/// Runs the cases; true when all passed.
 fn run(options: &Options) -> Result<bool> {
     let mut cases = cases::all();
     let names: Vec<String> = cases.iter().map(|case| case.name.clone()).collect();

@@ -25,7 +25,6 @@ fn counts(results: &[CaseResult]) -> [usize; 4] {
     counts
 }
 
-/// Prints a case when it has ended.
 pub(super) fn print_case(options: &Options, CaseResult { case, outcome, took }: &CaseResult) {
     if options.json {
         return;
@@ -43,7 +42,6 @@ pub(super) fn print_case(options: &Options, CaseResult { case, outcome, took }: 
     println!("{:7.1} ms  {}  {word}{detail}", took.as_secs_f64() * 1e3, case.name);
 }
 
-/// Prints the summary.
 pub(super) fn print_summary(options: &Options, results: &[CaseResult]) {
     if options.json {
         println!("{}", as_json(options, results));

@@ -14,7 +14,6 @@ use super::{Case, Options};
 /// Time limit of a case: twice that of a completion, which most wait for once.
 const LIMIT: Duration = Duration::from_secs(45);
 
-/// How a case ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Passed,
@@ -30,7 +29,6 @@ pub(super) enum Outcome {
     NotOffered(String),
 }
 
-/// The result of a case.
 pub(super) struct CaseResult {
     pub(super) case: Arc<Case>,
     pub(super) outcome: Outcome,

@@ -10,18 +10,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The kind of a waiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Fails,
     Unsteady,
-    /// Must not be run.
     Never,
-    /// Is not offered.
     Lacks,
 }
 
-/// A waiver.
 #[derive(Clone, Debug)]
 pub(super) struct Waiver {
     /// A case's name, or a prefix and `*`.

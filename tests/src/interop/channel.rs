@@ -9,7 +9,6 @@ use anyhow::{Context, Result, ensure};
 
 use super::Role;
 
-/// Time limit for connecting and for each message.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A TCP connection to the peer.

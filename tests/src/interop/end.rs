@@ -11,11 +11,9 @@ use doorbell_verbs::{
 use super::channel::Channel;
 use super::pattern;
 
-/// The longest message.
 pub(super) const MAX_LEN: usize = 1 << 20;
 /// Guard bytes behind the longest message, to detect writes past it.
 pub(super) const MARGIN: usize = 64;
-/// Depth of either queue.
 pub(super) const DEPTH: u32 = 64;
 /// The queue pair's timeout and retries end after about half a minute and report their own error.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -125,7 +123,6 @@ impl End {
         Ok(())
     }
 
-    /// Waits for one completion of `queue`.
     pub(super) fn wait_one(&mut self, queue: Queue) -> Result<(Success, Buffers)> {
         let mut found = None;
         let (sends, receives) = if queue == Queue::Send { (1, 0) } else { (0, 1) };

@@ -6,7 +6,6 @@ use doorbell_verbs::{Buffer, Local, Queue, Success};
 use super::end::{End, MARGIN, MAX_LEN, verify};
 use super::pattern::{self, BACKGROUND};
 
-/// The initiator's operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Operation {
     Send,
@@ -50,7 +49,6 @@ impl Operation {
     }
 }
 
-/// One request.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     number: u64,

@@ -29,13 +29,11 @@ const WRITTEN_SIZES: [u64; 11] = [
 ];
 /// Time limit of one program for all sizes of an operation.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Interval between polls of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 const BEGIN: &str = "<!-- begin collective peers -->\n";
 const END: &str = "<!-- end collective peers -->\n";
 
-/// A measured implementation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Implementation {
     Doorbell,
@@ -45,7 +43,6 @@ enum Implementation {
 
 const ALL: [Implementation; 3] = [Implementation::Doorbell, Implementation::OpenMpi, Implementation::Gloo];
 
-/// The command line's options.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) rounds: usize,
@@ -57,7 +54,6 @@ pub(super) struct Options {
 /// Microseconds by operation, ranks, bytes and implementation.
 type Samples = BTreeMap<(usize, u32, u64, Implementation), Vec<f64>>;
 
-/// Runs the comparison and prints its tables.
 pub(super) fn run(options: &Options) -> Result<u8> {
     env::set_current_dir(workspace())?;
     for missing in setup::provide(&setup::COLLECTIVE_PEERS)? {

@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where a contest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Environment {
     Host,
@@ -28,16 +27,13 @@ pub(super) struct Contest {
     tool: Tool,
 }
 
-/// How to run it.
 #[derive(Clone, Copy)]
 enum Tool {
     /// `doorbell bw` and `doorbell lat`, which run both ends themselves; the link.
     Doorbell(&'static str),
     /// perftest under `doorbell run`; the link.
     Dropin(&'static str),
-    /// perftest on the kernel's device.
     Rxe,
-    /// UCX, with these transports.
     Ucx(&'static str),
     /// libfabric's ping-pong, with this provider and this kind of endpoint.
     Fabric(&'static str, &'static str),
@@ -63,7 +59,6 @@ const fn guest(name: &'static str, path: &'static str, tool: Tool) -> Contest {
     }
 }
 
-/// All contests.
 pub(super) const CONTESTS: [Contest; 11] = [
     host("doorbell", "between processes", "RDMA WRITE", Tool::Doorbell("local")),
     host(
@@ -106,7 +101,6 @@ pub(super) const CONTESTS: [Contest; 11] = [
 /// Server ports, each used once, so that sockets of the last pair in TIME_WAIT do not interfere.
 static PORT: AtomicU16 = AtomicU16::new(23_000);
 
-/// Time limit of a pair.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often a client retries while its server does not listen yet, and the delay between attempts.
 const MAX_ATTEMPTS: u32 = 40;

@@ -112,7 +112,6 @@ pub(crate) fn main(arguments: lexopt::Parser) -> Result<u8> {
     Ok(0)
 }
 
-/// The parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
     Help,
@@ -245,7 +244,6 @@ fn in_guest(rounds: usize) -> Result<Vec<(usize, Results)>> {
         .collect())
 }
 
-/// Collects the guest's output.
 struct Capture(mpsc::Sender<Vec<u8>>);
 
 impl Write for Capture {

@@ -4,7 +4,6 @@
 //! on disk, and because a fresh machine has no `cpio`. The format is in the kernel's
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`.
 
-/// An archive being built in memory.
 pub(crate) struct Archive {
     bytes: Vec<u8>,
     inode: u32,
@@ -15,7 +14,6 @@ const FILE: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 impl Archive {
-    /// An empty archive.
     pub(crate) fn new() -> Self {
         Self {
             bytes: Vec::new(),
@@ -28,7 +26,6 @@ impl Archive {
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[]);
     }
 
-    /// Adds a file with its permission bits.
     pub(crate) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) {
         self.entry(path, FILE | permissions, (0, 0), content);
     }

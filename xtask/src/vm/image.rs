@@ -88,15 +88,11 @@ const KERNEL_PARTS: &[&str] = &[
     "./lib/modules/*/kernel/drivers/virtio",
 ];
 
-/// A boot image on disk.
 pub(crate) struct Image {
-    /// The kernel.
     pub(crate) kernel: PathBuf,
-    /// The initramfs.
     pub(crate) initrd: PathBuf,
     /// Layered over the host's root.
     pub(crate) sysroot: PathBuf,
-    /// The kernel package's name and version.
     pub(crate) kernel_version: String,
 }
 

@@ -10,10 +10,8 @@ use std::{
     path::PathBuf,
 };
 
-/// A command for the guest, with its environment.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
     /// Its working directory, the same path as on the host.
     pub(crate) directory: PathBuf,

@@ -32,10 +32,8 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// How many console lines are kept to explain a failure.
 const CONSOLE_LINES: usize = 40;
 
-/// Where the command's output goes.
 pub(crate) type Sink = Box<dyn Write + Send>;
 
-/// How a guest ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The command ended with this status, 128 + n when signal n ended it.
@@ -46,22 +44,18 @@ pub(crate) enum Outcome {
     Unread,
     /// The guest itself failed, with the reason and the console's last lines.
     Failed {
-        /// What went wrong.
         reason: String,
         /// Oldest first.
         console: Vec<String>,
     },
 }
 
-/// Options of a run, beside its job.
 pub(crate) struct Options {
     /// Longest time for the whole run.
     pub(crate) limit: Duration,
     /// Show the console, and how long the start took, on stderr.
     pub(crate) verbose: bool,
-    /// Takes the command's stdout.
     pub(crate) stdout: Sink,
-    /// Takes the command's stderr.
     pub(crate) stderr: Sink,
 }
 

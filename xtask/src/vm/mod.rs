@@ -82,21 +82,15 @@ const VARIABLES: &[&str] = &[
     "RUST_LOG",
     "USER",
 ];
-/// Prefix of the toolkit's own variables.
 const PREFIX: &[u8] = b"DOORBELL_";
 
-/// A guest run, with all its options.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// MTU of the veth in bytes.
     pub(crate) mtu: u32,
-    /// Longest time for the whole run.
     pub(crate) limit: Duration,
     /// Further variables.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Show the console.
     pub(crate) verbose: bool,
 }
 

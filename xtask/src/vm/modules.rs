@@ -12,7 +12,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// All modules below one folder, by name.
 pub(crate) struct Modules {
     folder: PathBuf,
     by_name: BTreeMap<String, Module>,
@@ -108,7 +107,8 @@ fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The names in the `depends=` field of a module's `.modinfo`: NUL-terminated strings inside the ELF file.
+/// The names in the `depends=` field of a module's `.modinfo`: NUL-terminated strings inside the
+/// ELF file.
 fn depends(module: &[u8]) -> Vec<String> {
     let field = b"\0depends=";
     let Some(start) = module.windows(field.len()).position(|window| window == field) else {

@@ -29,7 +29,8 @@ fn measure_receive(peer: &mut Peer, buffer: Offset) -> bool {
     }
     let wr_id = RECEIVE | peer.receives.put(Some(buffer));
     let start = buffer as usize;
-    // SAFETY: the region lives as long as the queue pair, and nothing reads the range before its completion.
+    // SAFETY: the region lives as long as the queue pair, and nothing reads the range before its
+    // completion.
     unsafe {
         peer.qp
             .post_receive(&mut peer.region, start..start + BYTES, wr_id)

@@ -10,7 +10,6 @@ use std::ptr;
 use doorbell_peer_common::{BATCH, BYTES, Buffer, DEPTH, Queue, RECEIVE, Remote};
 use rdma_sys::*;
 
-/// The most completions of one poll.
 const POLL: usize = 32;
 
 const SIGNALED: c_uint = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -76,7 +75,8 @@ fn measure_write(peer: &mut Peer, buffer: &'static Buffer, remote: &Remote) -> c
     let mut wr = MaybeUninit::uninit();
     let flags = flags_of(&mut peer.sends);
     let wr_id = peer.sends.put(Some(buffer));
-    // SAFETY: the request is filled in before it is posted; its memory is registered and lives as long as the program.
+    // SAFETY: the request is filled in before it is posted; its memory is registered and lives as
+    // long as the program.
     unsafe {
         fill_write(wr.as_mut_ptr(), ptr::null_mut(), wr_id, &mut sge, flags, remote);
         ibv_post_send(peer.qp, wr.as_mut_ptr(), &mut ptr::null_mut())
@@ -90,7 +90,8 @@ fn measure_write_wr(peer: &mut Peer, buffer: &'static Buffer, remote: &Remote) -
     }
     let flags = flags_of(&mut peer.sends);
     let wr_id = peer.sends.put(Some(buffer));
-    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the program.
+    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the
+    // program.
     unsafe {
         ibv_wr_start(peer.qp_ex);
         (*peer.qp_ex).wr_id = wr_id;
@@ -161,7 +162,8 @@ fn measure_batch(peer: &mut Peer, remote: &Remote) -> c_int {
             fill_write(wrs.add(n), next, wr_id, sges.add(n), flags, remote);
         }
     }
-    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long as the program.
+    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long
+    // as the program.
     unsafe { ibv_post_send(peer.qp, wrs, &mut ptr::null_mut()) }
 }
 
@@ -170,7 +172,8 @@ fn measure_batch_wr(peer: &mut Peer, remote: &Remote) -> c_int {
     if !peer.sends.has_room(BATCH) {
         return ENOMEM;
     }
-    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the program.
+    // SAFETY: the queue pair is an extended one; the memory is registered and lives as long as the
+    // program.
     unsafe {
         ibv_wr_start(peer.qp_ex);
         for _ in 0..BATCH {
@@ -229,7 +232,8 @@ fn measure_list(peer: &mut Peer) -> c_int {
             });
         }
     }
-    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long as the program.
+    // SAFETY: all requests of the list are filled in; their memory is registered and lives as long
+    // as the program.
     unsafe { ibv_post_recv(peer.qp, wrs, &mut ptr::null_mut()) }
 }
 

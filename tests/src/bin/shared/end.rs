@@ -13,7 +13,6 @@ use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
 
-/// Receive slots.
 pub(crate) const DEPTH: usize = 32;
 /// The longest message; that of the stock ping-pongs.
 pub(crate) const SIZE: usize = 4096;
@@ -21,19 +20,15 @@ pub(crate) const SIZE: usize = 4096;
 const QKEY: u32 = 0x1111_1111;
 /// Bytes of the GRH in front of every received datagram.
 const GRH: usize = 40;
-/// Time limit for a message or an event.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Flag in the wr_id of a send; the low bits are the queue pair's index.
 const SEND: u64 = 1 << 32;
 
-/// A received message.
 pub(crate) struct Received {
-    /// Index of the queue pair that received it.
     pub(crate) qp: usize,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// An asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     Limit,
@@ -54,7 +49,6 @@ pub(crate) struct End {
     buffer: *mut u8,
     gid: ibv_gid,
     gid_index: u8,
-    /// By queue pair: its destination.
     peers: Vec<(u32, *mut ibv_ah)>,
     /// By queue pair: whether a send is in flight.
     sending: Vec<bool>,
@@ -158,7 +152,6 @@ impl End {
         Ok(())
     }
 
-    /// Arms the SRQ limit event.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
         let modify = self.api.modify_srq.context("the library has no ibv_modify_srq")?;
         let mut attr = ibv_srq_attr {
@@ -246,7 +239,6 @@ impl End {
         )
     }
 
-    /// Waits for a message.
     pub(crate) fn receive(&mut self) -> Result<Received> {
         self.wait_until(|end| !end.kept.is_empty())?;
         Ok(self.kept.remove(0))

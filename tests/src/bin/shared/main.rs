@@ -19,23 +19,19 @@ use doorbell_tests::raw::{Rendezvous, api_for};
 
 use end::{End, Event};
 
-/// Receives posted at first.
 const INITIAL_RECEIVES: usize = 8;
 /// The limit, reached when all but one of the first messages have arrived.
 const LIMIT: usize = 3;
-/// Messages of the stream.
 const STREAM_MESSAGES: usize = 120;
 /// Datagrams in flight at most, so that each finds a receive.
 const BATCH: usize = 4;
 
-/// The transport under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Transport {
     Rc,
     Ud,
 }
 
-/// Parameters of an end.
 #[derive(Clone, Debug)]
 struct Config {
     options: EndOptions,
@@ -44,7 +40,6 @@ struct Config {
     qps: usize,
 }
 
-/// Its options.
 struct Shared {
     transport: Option<Transport>,
     qps: usize,
@@ -120,7 +115,6 @@ fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Exchanges the addresses, and connects.
 fn connect(end: &mut End, rendezvous: &mut Rendezvous, is_server: bool) -> Result<()> {
     let ours = end.addresses();
     let send = |rendezvous: &mut Rendezvous| ours.iter().try_for_each(|one| rendezvous.send_address(one));
@@ -153,7 +147,6 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Waits until the peer reaches the same barrier.
     fn barrier(&mut self) -> Result<()> {
         self.step += 1;
         let theirs = u32::from_be_bytes(self.rendezvous.exchange(self.step.to_be_bytes())?);

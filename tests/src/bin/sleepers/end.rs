@@ -25,11 +25,9 @@ const LONG: usize = 512 << 10;
 /// The timeout that most programs set, 14: a slower round would cost them a retry. On a busy
 /// machine runnable threads wait as long.
 const DEFAULT_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
-/// Longer than any stall that ends.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest of most pauses, in nanoseconds: the progress thread spins for 200 µs.
 const SHORT_PAUSE: u64 = 400_000;
-/// The longest of the others, in nanoseconds.
 const LONG_PAUSE: u64 = 3_000_000;
 
 /// An end before the peer's attributes are known.
@@ -39,7 +37,6 @@ struct Unconnected {
     inbox: Buffer<RemoteWrite>,
 }
 
-/// A connected conversation.
 struct Conversation {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -48,12 +45,10 @@ struct Conversation {
     theirs: Remote<Write>,
     /// The message to send, unless it is in flight.
     message: Option<Buffer<Local>>,
-    /// The received message, until it is processed.
     received: Option<Buffer<Local>>,
     rng: u64,
 }
 
-/// The initiator's statistics.
 #[derive(Clone, Copy, Default)]
 struct Statistics {
     rounds: u64,
@@ -205,7 +200,6 @@ impl Conversation {
         Ok(statistics)
     }
 
-    /// Answers messages until the last.
     fn respond(&mut self) -> Result<()> {
         let mut last = false;
         while !last {

@@ -16,31 +16,25 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 mod end;
 
-/// Usage line.
 const USAGE: &str = "sleepers [--conversations N] [--seconds S] [--timeout EXPONENT] [--address IP] [--seed N] [--end initiator|responder]";
 
 /// Parameters of the test, the same for both ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     conversations: usize,
-    /// Duration of the test.
     time: Duration,
     /// The queue pairs' timeout: 4.096 µs · 2^timeout.
     timeout: u8,
-    /// The address of both ends.
     address: IpAddr,
-    /// Seed of the pauses.
     seed: u64,
     /// Set when this process is an end.
     end: Option<Role>,
 }
 
-/// The role of an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     /// Starts each round and measures it.
     Initiator,
-    /// Answers.
     Responder,
 }
 
@@ -121,7 +115,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// An end's process, as its parent sees it.
 struct End {
     process: Child,
     commands: ChildStdin,
@@ -164,7 +157,6 @@ impl Drop for End {
     }
 }
 
-/// Starts both ends and evaluates their results.
 fn evaluate(plan: &Plan) -> Result<()> {
     let (mut initiator, mut responder) = (End::start(plan, "initiator")?, End::start(plan, "responder")?);
     let (of_initiator, of_responder) = (initiator.expect_line("endpoints")?, responder.expect_line("endpoints")?);

@@ -16,25 +16,20 @@ use doorbell_verbs::{
 
 use crate::{Pattern, Plan};
 
-/// The longest WRITE and READ.
 const MAX: usize = 256 << 10;
-/// The longest SEND.
 const MAX_SEND: usize = 32 << 10;
 /// Slots for WRITEs that are read back, and one for WRITEs with immediate.
 const SLOTS: usize = 2;
-/// SENDs in flight at most.
 const SENDS: usize = 4;
 /// Receives posted: for the peer's SENDs, a WRITE with immediate, and the empty SENDs that answer
 /// ours.
 const RECEIVES: usize = 8;
-/// Send requests in flight at most.
 pub(crate) const DEPTH: u32 = 32;
 /// Completion queue entries per link.
 pub(crate) const ENTRIES: u32 = DEPTH + RECEIVES as u32;
 /// The memory exposed to a peer: the slots, and a word for atomics.
 const INBOX: usize = (SLOTS + 1) * MAX + 8;
 
-/// A request in flight.
 #[derive(Debug)]
 enum InFlight {
     /// A WRITE, verified by the READ behind it.
@@ -77,7 +72,6 @@ pub(crate) struct Unconnected {
     inbox: Buffer<RemoteAll>,
 }
 
-/// A connected link.
 #[derive(Debug)]
 // fields: per-operation state of one test link
 pub(crate) struct Link {
@@ -116,7 +110,6 @@ impl Unconnected {
         encode(&self.prepared.endpoint(), &self.inbox.remote())
     }
 
-    /// Connects to the peer with these attributes.
     pub(crate) fn connect(
         self,
         plan: &Plan,
@@ -163,7 +156,6 @@ impl Unconnected {
 }
 
 impl Link {
-    /// Whether no request of ours is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.is_empty()
     }
@@ -252,7 +244,6 @@ impl Link {
         Ok(true)
     }
 
-    /// Handles the completion of a request.
     pub(crate) fn sent(&mut self, mut buffers: Buffers) -> Result<()> {
         let request = self.in_flight.pop_front().context("a completion of nothing")?;
         let peer = self.peer;
@@ -303,7 +294,6 @@ impl Link {
         Ok(())
     }
 
-    /// Handles a message of the peer.
     pub(crate) fn received(&mut self, success: Success, mut buffers: Buffers, scratch: &mut Vec<u8>) -> Result<()> {
         let peer = self.peer;
         let buffer = buffers.take::<Local>().context("a receive without its buffer")?;

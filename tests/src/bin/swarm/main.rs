@@ -18,13 +18,11 @@ mod link;
 mod member;
 mod parent;
 
-/// Usage line.
 const USAGE: &str = "swarm [--processes N] [--bytes BYTES] [--kill-every MS] [--kills N] [--address IP] [--timeout EXPONENT] [--seed N]";
 
 /// Parameters of the test, the same for all members.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Number of members.
     processes: usize,
     /// Bytes that each member moves, over all kinds of requests.
     bytes: u64,
@@ -32,7 +30,6 @@ pub(crate) struct Plan {
     kill_every: Duration,
     /// Minimum number of kills, even when all traffic is over.
     kills: usize,
-    /// The address of all members.
     address: IpAddr,
     /// The queue pairs' timeout: 4.096 µs · 2^timeout.
     timeout: u8,
@@ -178,7 +175,10 @@ mod tests {
         let args = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         let (plan, _) = parse(args("--processes 5 --bytes 77 --address ::1 --seed 9")).unwrap();
         let (parsed, member) = parse([plan.to_args(), args("--member 4")].concat()).unwrap();
-        assert_eq!((parsed.processes, parsed.bytes, parsed.seed, member), (5, 77, 9, Some(4)));
+        assert_eq!(
+            (parsed.processes, parsed.bytes, parsed.seed, member),
+            (5, 77, 9, Some(4))
+        );
         for wrong in ["--processes 1", "--kills 31", "--bytes", "--size 3", "--timeout 32"] {
             assert!(parse(args(wrong)).is_err(), "{wrong}");
         }

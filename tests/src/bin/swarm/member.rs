@@ -19,7 +19,6 @@ use doorbell_verbs::{CompletionQueue, Failure, Library, ProtectionDomain, Queue,
 use crate::link::{DEPTH, ENTRIES, Link, Lost, Unconnected};
 use crate::{Plan, RETRIES};
 
-/// Probe interval of idle peers.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs member `index`.
@@ -71,7 +70,6 @@ fn run_traffic(plan: &Plan, index: usize, lines: &Receiver<String>) -> Result<()
     member.work(plan.bytes / peers as u64, lines)
 }
 
-/// The other members, in order.
 fn others(plan: &Plan, index: usize) -> impl Iterator<Item = usize> {
     (0..plan.processes).filter(move |&peer| peer != index)
 }
@@ -188,7 +186,6 @@ fn await_line(lines: &Receiver<String>) -> Result<String> {
     lines.recv().context("the parent is gone")
 }
 
-/// Open file descriptors of this process.
 fn descriptors() -> Result<usize> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }

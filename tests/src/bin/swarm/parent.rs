@@ -16,7 +16,6 @@ use crate::{Pattern, Plan, RETRIES};
 
 /// Time limit of a step without a kill.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// The UDP port of RoCEv2.
 const PORT: u16 = 4791;
 
 /// Runs the swarm.
@@ -47,7 +46,6 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
 struct Swarm {
     members: Vec<Child>,
     lines: Receiver<(usize, String)>,
-    /// When each victim was killed.
     killed: HashMap<usize, Instant>,
     /// Survivors that have reported the loss, by victim.
     detected: HashMap<usize, Vec<usize>>,
@@ -284,7 +282,6 @@ impl Swarm {
         Ok(())
     }
 
-    /// Kills the members that still run.
     fn kill_all(&mut self) {
         for member in &mut self.members {
             // It has exited already, or does now.
@@ -299,7 +296,6 @@ fn send_line(member: &mut Child, line: &str) -> Result<()> {
     Ok(writeln!(input, "{line}")?)
 }
 
-/// The entries of /dev/shm.
 fn shared_memory() -> Vec<std::ffi::OsString> {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();

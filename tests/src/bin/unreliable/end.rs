@@ -16,14 +16,11 @@ use crate::{Config, Transport};
 const QKEY: u32 = 0x1111_1111;
 /// Bytes of the GRH in front of every received datagram.
 const GRH: usize = 40;
-/// Receives posted.
 const DEPTH: usize = 16;
-/// Time limit for a message.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The wr_id of a send.
 const SEND: u64 = 1 << 32;
 
-/// The peer's RDMA WRITE target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
@@ -45,14 +42,12 @@ pub(crate) struct End {
     gid_index: u8,
     ah: *mut ibv_ah,
     peer: u32,
-    /// Receives used so far.
     received: u64,
     /// Whether the last send has completed.
     sent: bool,
 }
 
 impl Target {
-    /// For the peer.
     pub(crate) fn to_bytes(self) -> [u8; 12] {
         let mut bytes = [0; 12];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -60,7 +55,6 @@ impl Target {
         bytes
     }
 
-    /// From the peer.
     pub(crate) fn from_bytes(bytes: [u8; 12]) -> Self {
         let (mut addr, mut rkey) = ([0; 8], [0; 4]);
         addr.copy_from_slice(&bytes[..8]);
@@ -144,7 +138,6 @@ impl End {
         }
     }
 
-    /// The target for the peer's RDMA WRITEs.
     pub(crate) fn target(&self) -> Target {
         Target {
             addr: self.slot_address(1),
@@ -208,7 +201,6 @@ impl End {
         )
     }
 
-    /// Waits for a message.
     pub(crate) fn receive(&mut self) -> Result<Vec<u8>> {
         let since = Instant::now();
         loop {

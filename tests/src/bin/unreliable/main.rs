@@ -1,9 +1,9 @@
 //! A ping-pong over UC or UD on any device, through the verbs table: one end of a pair.
 //!
 //! The client sends a message that differs in every round and at every offset; the server echoes
-//! it; and the client verifies every byte, so both directions are checked. `--write` uses RDMA WRITE
-//! with immediate instead of SEND on UC. These transports retransmit nothing: a lost message fails
-//! the run, after some seconds.
+//! it; and the client verifies every byte, so both directions are checked. `--write` uses RDMA
+//! WRITE with immediate instead of SEND on UC. These transports retransmit nothing: a lost message
+//! fails the run, after some seconds.
 
 mod end;
 
@@ -16,26 +16,22 @@ use doorbell_tests::raw::{Rendezvous, api_for};
 
 use end::{End, Target};
 
-/// The transport under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Transport {
     Uc,
     Ud,
 }
 
-/// Parameters of an end.
 #[derive(Clone, Debug)]
 struct Config {
     options: EndOptions,
     transport: Transport,
-    /// Message size in bytes.
     size: usize,
     rounds: u32,
     /// UC: RDMA WRITE with immediate instead of SEND.
     write: bool,
 }
 
-/// Its options.
 struct Unreliable {
     transport: Option<Transport>,
     size: usize,

@@ -15,11 +15,9 @@ const SCRATCH: usize = 0;
 /// The key of no window and no region.
 const NO_KEY: u32 = 0x1234_5678;
 
-/// An operation of the peer.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     opcode: ibv_wr_opcode,
-    /// Relative to the window.
     at: i64,
     len: usize,
 }
@@ -122,7 +120,6 @@ fn expect(wc: &ibv_wc, status: ibv_wc_status, opcode: ibv_wc_opcode) -> Result<(
     Ok(())
 }
 
-/// Performs the peer's operation, and returns its status.
 fn act(end: &End, connection: &Connection, attempt: Attempt, (addr, rkey): (u64, u32)) -> Result<ibv_wc_status> {
     let remote_addr = addr.wrapping_add_signed(attempt.at);
     let mut wr = request(attempt.opcode);

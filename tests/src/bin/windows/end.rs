@@ -12,9 +12,7 @@ use doorbell_tests::interop::Channel;
 use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
-/// Bytes of the region.
 pub(crate) const LEN: usize = 16 << 10;
-/// Time limit of a completion.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Objects shared by all cases. None is destroyed: the process exits with them.
@@ -36,7 +34,6 @@ pub(crate) struct Connection {
     qp: *mut ibv_qp,
 }
 
-/// A window, deallocated on drop.
 pub(crate) struct Window(*mut ibv_mw);
 
 impl End {
@@ -263,7 +260,6 @@ impl Drop for Window {
     }
 }
 
-/// A request with only its opcode set.
 pub(crate) fn request(opcode: ibv_wr_opcode) -> ibv_send_wr {
     let mut wr: ibv_send_wr = zeroed();
     wr.opcode = opcode;

@@ -12,7 +12,6 @@ use doorbell_verbs::{
 };
 use doorbell_verbs_sys::Api;
 
-/// Time limit of a completion.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LEN: usize = 3000;
 

@@ -7,7 +7,6 @@ use crate::conformance::rig::states::transport_name;
 use crate::conformance::rig::{ALL_RIGHTS, Bench, End, Memory, Mr, Pair, Recv, Send, Setup};
 use crate::conformance::{Case, case};
 
-/// An operation that needs a remote access right.
 #[derive(Clone, Copy)]
 struct Operation {
     name: &'static str,
@@ -176,7 +175,6 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// An invalid source of a send.
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,

@@ -142,7 +142,6 @@ fn pair(bench: &Bench) -> Result<(Pair, Ah)> {
     Ok((pair, ah))
 }
 
-/// An address handle for the device itself.
 fn handle(end: &End) -> Result<Ah> {
     let device = end.device();
     end.pd.ah(device.address_of(device.gid()))

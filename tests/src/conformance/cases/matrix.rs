@@ -13,10 +13,8 @@ use crate::conformance::rig::states::{STATES, TRANSPORTS, state_name, transport_
 use crate::conformance::rig::{Ah, Bench, Completions, Cq, End, Errno, QKEY, Recv, Send, Setup, named};
 use crate::conformance::{Case, case};
 
-/// The expected matrix.
 const EXPECTED: &str = include_str!("matrix.txt");
 
-/// An event of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Event {
     PostReceive,
@@ -95,7 +93,6 @@ impl Event {
     }
 }
 
-/// A cell of the matrix.
 #[derive(Clone, Copy)]
 struct Cell {
     transport: ibv_qp_type,
@@ -118,12 +115,10 @@ fn cells() -> impl Iterator<Item = Cell> {
 }
 
 impl Cell {
-    /// The heading of its section.
     fn section(&self) -> String {
         format!("{} {}", transport_name(self.transport), state_name(self.state))
     }
 
-    /// The expected outcome.
     fn expected(&self) -> Option<&'static str> {
         let mut section = "";
         let (wanted, event) = (self.section(), self.event.name());
@@ -346,7 +341,6 @@ impl Scene<'_> {
         })
     }
 
-    /// The result of posting.
     fn posted(&self, result: Errno, cq: &Cq) -> Result<String> {
         if result != Errno(0) {
             return Ok("refused".to_owned());

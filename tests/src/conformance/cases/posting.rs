@@ -120,7 +120,6 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// An empty send.
 fn nothing(id: u64) -> Send {
     Send::new(IBV_WR_SEND).id(id)
 }

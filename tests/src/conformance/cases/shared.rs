@@ -104,7 +104,6 @@ pub(super) fn cases() -> Vec<Case> {
 struct Scene {
     senders: Vec<End>,
     receivers: Vec<Qp>,
-    /// Completions of the receivers' receives.
     received: Cq,
     srq: Srq,
     mr: Mr,

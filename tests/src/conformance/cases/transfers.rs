@@ -134,7 +134,6 @@ fn send_lengths(bench: &Bench, transport: ibv_qp_type) -> Result<()> {
     Ok(())
 }
 
-/// One SEND, with its data and completions verified.
 fn send(bench: &Bench, pair: &Pair, len: usize) -> Result<()> {
     let bytes = bench.pattern(len, len as u32);
     pair.a.fill(0, &bytes);

@@ -208,7 +208,6 @@ impl Scene {
         }
     }
 
-    /// Binds, which must succeed.
     fn bind(&self, kind: ibv_mw_type, rights: u32) -> Result<()> {
         let wc = bind(&self.pair, kind, &self.mw, self.binding(rights))?;
         ensure!(wc.status == IBV_WC_SUCCESS, "the binding: {}", named(wc.status));

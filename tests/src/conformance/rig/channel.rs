@@ -70,7 +70,6 @@ impl Cq {
     }
 }
 
-/// A completion queue passed to another thread.
 struct Sent(*mut ibv_cq);
 
 // SAFETY: verbs may be called from any thread (man pages).

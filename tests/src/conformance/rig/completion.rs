@@ -13,7 +13,6 @@ use doorbell_verbs_sys::*;
 
 use super::{Channel, Device, Errno, Object};
 
-/// A completion queue.
 #[derive(Clone)]
 pub(in crate::conformance) struct Cq(Rc<Inner>);
 
@@ -113,7 +112,6 @@ impl Cq {
         }
     }
 
-    /// The next completion.
     pub(in crate::conformance) fn wait(&self) -> Result<ibv_wc> {
         let time_limit = self.device().time_limit();
         match self.next_within(time_limit)? {

@@ -26,7 +26,6 @@ struct Inner {
 }
 
 impl Bench {
-    /// Opens the device under test.
     pub(in crate::conformance) fn open(&self) -> Result<Device> {
         let api = self.api;
         let (context, complaints) = (open(api, &self.device)?, Rc::clone(&self.complaints));
@@ -167,7 +166,6 @@ impl Device {
         }
     }
 
-    /// The result of ibv_query_port(3) for a port number.
     pub(in crate::conformance) fn query_port(&self, port: u8) -> Result<ibv_port_attr, Errno> {
         let mut attr: ibv_port_attr = zeroed();
         // SAFETY: live and of this table; `attr` may be written.

@@ -8,7 +8,6 @@ use doorbell_verbs_sys::*;
 use super::window::lacks;
 use super::{Cq, Device, Errno, Memory, Mr, Object, Pd, zeroed};
 
-/// Device memory.
 pub(in crate::conformance) struct Dm {
     object: Object<ibv_dm>,
 }

@@ -7,14 +7,11 @@ use doorbell_verbs_sys::*;
 
 use super::{ALL_RIGHTS, Bench, Cq, Device, Errno, Mr, Pd, Qp, Recv};
 
-/// Parameters of an end.
 #[derive(Clone, Copy, Debug)]
 // fields: the attributes of a queue pair and its region, one each
 pub(in crate::conformance) struct Setup {
     pub(in crate::conformance) transport: ibv_qp_type,
-    /// Depth of either queue.
     pub(in crate::conformance) depth: u32,
-    /// SGEs of a request.
     pub(in crate::conformance) sges: u32,
     /// Maximum inline data in bytes.
     pub(in crate::conformance) inline: u32,
@@ -66,12 +63,11 @@ impl Setup {
     }
 }
 
-/// A queue pair, a completion queue for each of its queues, and a region. Dropped in the order of the fields.
+/// A queue pair, a completion queue for each of its queues, and a region. Dropped in the order of
+/// the fields.
 pub(in crate::conformance) struct End {
     pub(in crate::conformance) qp: Qp,
-    /// Completions of sends.
     pub(in crate::conformance) sent: Cq,
-    /// Completions of receives.
     pub(in crate::conformance) received: Cq,
     pub(in crate::conformance) mr: Mr,
     pub(in crate::conformance) pd: Pd,
@@ -112,7 +108,6 @@ impl End {
         Ok(())
     }
 
-    /// Posts a send that must be accepted.
     pub(in crate::conformance) fn post(&self, send: super::Send) -> Result<()> {
         let result = self.qp.post_one(send);
         ensure!(result == Errno(0), "ibv_post_send: {result}");
@@ -155,12 +150,10 @@ impl Bench {
         Ok(Pair { a, b })
     }
 
-    /// Two ends in RTS.
     pub(in crate::conformance) fn pair(&self, setup: &Setup) -> Result<Pair> {
         self.pair_of(setup, setup)
     }
 
-    /// Two ends in RTS with different parameters.
     pub(in crate::conformance) fn pair_of(&self, a: &Setup, b: &Setup) -> Result<Pair> {
         let pair = self.unconnected_pair(a, b)?;
         pair.a.qp.bring_to(IBV_QPS_RTS)?;
@@ -168,7 +161,6 @@ impl Bench {
         Ok(pair)
     }
 
-    /// Bytes from the case's seed.
     pub(in crate::conformance) fn pattern(&self, len: usize, salt: u32) -> Vec<u8> {
         pattern(len, self.seed ^ u64::from(salt) << 32)
     }

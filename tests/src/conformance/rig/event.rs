@@ -14,7 +14,6 @@ use super::{Cq, Device, Errno, Qp, Srq, zeroed};
 pub(in crate::conformance) struct Event(ibv_async_event, Device);
 
 impl Device {
-    /// The next event; `None` on timeout.
     pub(in crate::conformance) fn event(&self, within: Duration) -> Option<Event> {
         // SAFETY: live.
         let fd = unsafe { (*self.raw()).async_fd };
@@ -58,7 +57,6 @@ impl Event {
     }
 }
 
-/// A queue pair passed to another thread.
 struct Sent(*mut ibv_qp);
 
 // SAFETY: verbs may be called from any thread (man pages).

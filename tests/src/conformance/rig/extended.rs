@@ -72,7 +72,6 @@ macro_rules! call {
 }
 
 impl Qp {
-    /// Begins a batch.
     pub(in crate::conformance) fn calls(&self) -> Result<Calls<'_>> {
         let Some(convert) = self.device().api().qp_to_qp_ex else {
             return lacks("ibv_qp_to_qp_ex");
@@ -236,13 +235,11 @@ impl Calls<'_> {
         Ok(())
     }
 
-    /// Posts the batch.
     pub(in crate::conformance) fn complete(self) -> Result<Errno> {
         // SAFETY: started, and not ended.
         Ok(Errno(unsafe { call!(self, wr_complete) }))
     }
 
-    /// Aborts the batch.
     pub(in crate::conformance) fn abort(self) -> Result<()> {
         // SAFETY: started, and not ended.
         unsafe { call!(self, wr_abort) };
@@ -256,7 +253,6 @@ pub(in crate::conformance) struct CqEx {
     pub(in crate::conformance) cq: Cq,
 }
 
-/// A completion's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::conformance) struct Read {
     pub(in crate::conformance) wr_id: u64,
@@ -387,7 +383,6 @@ impl CqEx {
 
 /// The clock of ibv_query_rt_values_ex(3) and ibv_query_device_ex(3).
 pub(in crate::conformance) struct Clock {
-    /// Current ticks.
     pub(in crate::conformance) now: u64,
     /// Mask of the timestamp's bits.
     pub(in crate::conformance) mask: u64,

@@ -12,7 +12,6 @@ use super::{Device, Errno, Object};
 pub(in crate::conformance) const ALL_RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// A protection domain.
 #[derive(Clone)]
 pub(in crate::conformance) struct Pd(Rc<Object<ibv_pd>>, Device);
 
@@ -53,7 +52,6 @@ impl Memory {
         self.0.0.len() * 8
     }
 
-    /// Its address, for the verbs.
     pub(super) fn as_void_ptr(&self) -> *mut c_void {
         self.ptr().cast()
     }
@@ -113,7 +111,6 @@ impl Pd {
         self.0.destroy()
     }
 
-    /// Registers a part of the memory.
     pub(in crate::conformance) fn register_part(
         &self,
         memory: &Memory,
@@ -140,7 +137,6 @@ impl Pd {
         })
     }
 
-    /// Registers new memory.
     pub(in crate::conformance) fn register(&self, len: usize, rights: u32) -> Result<Mr, Errno> {
         self.register_part(&Memory::new(len), 0..len, rights)
     }
@@ -179,7 +175,6 @@ impl Mr {
         unsafe { (*self.object.get()).length }
     }
 
-    /// The address of an offset.
     pub(in crate::conformance) fn at(&self, offset: usize) -> u64 {
         self.addr + offset as u64
     }

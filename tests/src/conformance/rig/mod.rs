@@ -43,10 +43,8 @@ pub(super) use srq::Srq;
 pub(super) use window::{Binding, Mw, invalidated, next_key};
 pub(super) use wr::{Posted, Recv, Send};
 
-/// The environment of a case.
 pub(super) struct Bench {
     pub(super) api: &'static Api,
-    /// Its device's name.
     pub(super) device: String,
     /// Seed of byte patterns and first PSNs.
     pub(super) seed: u64,
@@ -122,7 +120,6 @@ impl fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// The all-zero value.
 pub(super) fn zeroed<T: Copy>() -> T {
     // SAFETY: used for the C structs of verbs only: integers, null pointers, absent functions and
     // unions of these.

@@ -15,21 +15,17 @@ use super::{Cq, Device, Errno, NotOffered, Object, Pd, Send, Setup, Srq, zeroed}
 /// The default Q_Key of UD queue pairs.
 pub(in crate::conformance) const QKEY: u32 = 0x1111_1111;
 
-/// The peer of a queue pair.
 #[derive(Clone, Copy)]
 pub(in crate::conformance) struct Peer {
     pub(in crate::conformance) gid: ibv_gid,
     pub(in crate::conformance) qpn: u32,
-    /// The first PSN that it sends.
     pub(in crate::conformance) psn: u32,
 }
 
-/// A queue pair.
 pub(in crate::conformance) struct Qp {
     object: Object<ibv_qp>,
     qpn: u32,
     pub(in crate::conformance) setup: Setup,
-    /// The first PSN that it sends.
     psn: u32,
     peer: Cell<Peer>,
     pd: Pd,
@@ -38,7 +34,6 @@ pub(in crate::conformance) struct Qp {
     _srq: Option<Srq>,
 }
 
-/// The attributes for ibv_create_qp(3).
 pub(super) fn init_attr(send_cq: &Cq, recv_cq: &Cq, srq: Option<&Srq>, setup: &Setup) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
         qp_context: ptr::null_mut(),
@@ -259,7 +254,6 @@ impl Qp {
     }
 }
 
-/// An address handle.
 #[derive(Clone)]
 pub(in crate::conformance) struct Ah {
     object: Rc<Object<ibv_ah>>,

@@ -10,7 +10,6 @@ use super::window::lacks;
 use super::wr::chain;
 use super::{Errno, Object, Pd, Posted, Recv, zeroed};
 
-/// A shared receive queue.
 #[derive(Clone)]
 pub(in crate::conformance) struct Srq {
     object: Rc<Object<ibv_srq>>,
@@ -76,7 +75,6 @@ impl Srq {
         Ok(Errno(unsafe { modify(self.raw(), &mut attr, mask as i32) }))
     }
 
-    /// Posts a list of receives with one call.
     pub(in crate::conformance) fn receive(&self, receives: &[Recv]) -> Posted {
         let (mut list, _elements) = chain(receives);
         let first = list.as_mut_ptr();

@@ -16,7 +16,6 @@ pub(in crate::conformance) const STATES: [ibv_qp_state; 7] = [
     IBV_QPS_ERR,
 ];
 
-/// A state's name.
 pub(in crate::conformance) fn state_name(state: ibv_qp_state) -> &'static str {
     ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"]
         .get(state as usize)
@@ -24,7 +23,6 @@ pub(in crate::conformance) fn state_name(state: ibv_qp_state) -> &'static str {
         .unwrap_or("no state")
 }
 
-/// Every transport under test.
 pub(in crate::conformance) const TRANSPORTS: [ibv_qp_type; 3] = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD];
 
 pub(in crate::conformance) fn transport_name(transport: ibv_qp_type) -> &'static str {

@@ -7,7 +7,6 @@ use doorbell_verbs_sys::*;
 
 use super::{Errno, Mr, NotOffered, Object, Pd, Qp, zeroed};
 
-/// A memory window.
 pub(in crate::conformance) struct Mw {
     object: Object<ibv_mw>,
     _pd: Pd,
@@ -33,7 +32,6 @@ impl Binding<'_> {
     }
 }
 
-/// ibv_dealloc_mw(3).
 unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> c_int {
     // SAFETY: by the caller's contract.
     unsafe { inline::dealloc_mw(mw) }

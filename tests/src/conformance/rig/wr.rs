@@ -7,7 +7,6 @@ use doorbell_verbs_sys::*;
 
 use super::{Ah, Binding, Errno, Mw, Qp, zeroed};
 
-/// A send request, signaled by default.
 #[derive(Clone)]
 pub(in crate::conformance) struct Send {
     wr: ibv_send_wr,
@@ -96,7 +95,6 @@ impl Send {
         self
     }
 
-    /// The destination of a datagram.
     pub(in crate::conformance) fn to(mut self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.wr.wr.ud = ibv_send_wr_ud {
             ah: ah.raw(),
@@ -108,7 +106,6 @@ impl Send {
     }
 }
 
-/// A receive request.
 #[derive(Clone)]
 pub(in crate::conformance) struct Recv {
     pub(in crate::conformance) wr_id: u64,
@@ -129,7 +126,6 @@ impl Recv {
     }
 }
 
-/// The result of posting a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::conformance) enum Posted {
     All,
@@ -157,7 +153,6 @@ impl Posted {
 }
 
 impl Qp {
-    /// Posts a list with one call.
     pub(in crate::conformance) fn post(&self, sends: &[Send]) -> Posted {
         let mut elements: Vec<Vec<ibv_sge>> = sends.iter().map(elements_of).collect();
         let mut list: Vec<ibv_send_wr> = sends.iter().map(|send| send.wr).collect();
@@ -186,7 +181,6 @@ impl Qp {
         }
     }
 
-    /// Posts a list of receives with one call.
     pub(in crate::conformance) fn receive(&self, receives: &[Recv]) -> Posted {
         let (mut list, _elements) = chain(receives);
         let first = list.as_mut_ptr();
