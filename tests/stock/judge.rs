@@ -47,7 +47,7 @@ fn pingpong(options: &str, output: &str) -> Option<String> {
     match value_of("iters") {
         // With shared receive queues it counts for all queue pairs together.
         Some(rounds) if rounds >= wanted && rounds % wanted == 0 => None,
-        Some(rounds) => Some(format!("{rounds} rounds, {wanted} were process for")),
+        Some(rounds) => Some(format!("{rounds} rounds, {wanted} were requested")),
         None => Some("no line of iterations".to_owned()),
     }
     .or_else(|| {
@@ -120,8 +120,8 @@ mod tests {
     #[test]
     fn a_pingpong_must_have_done_its_rounds() {
         assert_eq!(pingpong("-c", GOOD), None);
-        assert!(pingpong("-n 2000", GOOD).unwrap().contains("2000 were process for"));
-        assert!(pingpong("", "").unwrap().contains("no bytes"));
+        assert!(pingpong("-n 2000", GOOD).unwrap().contains("2000 were requested"));
+        assert!(pingpong("", "").unwrap().contains("no line of bytes"));
         assert!(pingpong("-t", GOOD).unwrap().contains("timestamps"));
         assert_eq!(pingpong("-n 500", GOOD), None, "two queue pairs");
     }

@@ -77,7 +77,7 @@ pub(crate) fn refusal(
             .split_whitespace()
             .map(str::to_owned),
     );
-    let mut process = Process::start(&words, &[], folder, "process")?;
+    let mut process = Process::start(&words, &[], folder, "refusal")?;
     if process.wait(deadline)?.is_none() {
         bail!("{tool} {options} does not end where no device is");
     }
