@@ -1,4 +1,5 @@
-//! A queue pair of UC or UD and its memory, by the calls that a C program would make. Nothing is destroyed: the process ends with it.
+//! A UC or UD queue pair and its memory, by the C verbs. Nothing is destroyed: the process exits
+//! with it.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -6,31 +7,29 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell_tests::raw::{Whereabouts, checked, find_gid, made, open_device, zeroed};
+use doorbell_tests::raw::{self, PSN, QpAddress, check_errno, find_gid, non_null, open_device, zeroed};
 use doorbell_verbs_sys::*;
 
 use crate::{Config, Transport};
 
-/// The queue key of the stock ping-pongs.
+/// The Q_Key of the stock ping-pongs.
 const QKEY: u32 = 0x1111_1111;
-/// In front of every datagram received.
+/// Bytes of the GRH in front of every received datagram.
 const GRH: usize = 40;
-/// Receives posted.
 const DEPTH: usize = 16;
-/// How long a message may take before it counts as lost.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Says which request a completion is of.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The wr_id of a send.
 const SEND: u64 = 1 << 32;
 
-/// Where an end may be written to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
 }
 
-/// One end. Its buffer: a message to be sent, one to be written by the peer, and the receives.
-pub(crate) struct Side {
+/// One end. Its buffer: a send slot, the peer's WRITE target, and the receive slots.
+// fields: raw verbs objects of one process, without owners
+pub(crate) struct End {
     transport: Transport,
     size: usize,
     api: &'static Api,
@@ -43,14 +42,12 @@ pub(crate) struct Side {
     gid_index: u8,
     ah: *mut ibv_ah,
     peer: u32,
-    /// Receives that have been used.
     received: u64,
-    /// Whether the send under way has completed.
+    /// Whether the last send has completed.
     sent: bool,
 }
 
 impl Target {
-    /// For the other end.
     pub(crate) fn to_bytes(self) -> [u8; 12] {
         let mut bytes = [0; 12];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -58,7 +55,6 @@ impl Target {
         bytes
     }
 
-    /// From the other end.
     pub(crate) fn from_bytes(bytes: [u8; 12]) -> Self {
         let (mut addr, mut rkey) = ([0; 8], [0; 4]);
         addr.copy_from_slice(&bytes[..8]);
@@ -70,22 +66,23 @@ impl Target {
     }
 }
 
-impl Side {
-    /// A queue pair in INIT, with its receives posted.
+impl End {
+    /// Creates a queue pair in INIT, with its receives posted.
     pub(crate) fn open(api: &'static Api, config: &Config) -> Result<Self> {
         let slot = config.size + GRH;
         let buffer = Box::leak(vec![0_u8; slot * (DEPTH + 2)].into_boxed_slice());
         let len = buffer.len();
         let buffer = buffer.as_mut_ptr();
-        // SAFETY: each object is what the call before gave, and lives to the end of the process, as does the buffer; attributes are read and written in the calls.
+        // SAFETY: each object was returned by the call before and lives to the end of the process,
+        // as does the buffer; attributes are read and written in the calls.
         unsafe {
-            let context = open_device(api, &config.place.device)?;
-            let (gid_index, gid) = find_gid(api, context, config.place.address)?;
-            let pd = made((api.alloc_pd)(context), "ibv_alloc_pd")?;
+            let context = open_device(api, &config.options.device)?;
+            let (gid_index, gid) = find_gid(api, context, config.options.address)?;
+            let pd = non_null((api.alloc_pd)(context), "ibv_alloc_pd")?;
             let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-            let mr = made((api.reg_mr)(pd, buffer.cast(), len, access as c_int), "ibv_reg_mr")?;
+            let mr = non_null((api.reg_mr)(pd, buffer.cast(), len, access as c_int), "ibv_reg_mr")?;
             let cq = (api.create_cq)(context, 4 * DEPTH as c_int, ptr::null_mut(), ptr::null_mut(), 0);
-            let cq = made(cq, "ibv_create_cq")?;
+            let cq = non_null(cq, "ibv_create_cq")?;
             let mut init: ibv_qp_init_attr = zeroed();
             init.send_cq = cq;
             init.recv_cq = cq;
@@ -97,8 +94,8 @@ impl Side {
                 Transport::Uc => IBV_QPT_UC,
                 Transport::Ud => IBV_QPT_UD,
             };
-            let qp = made((api.create_qp)(pd, &mut init), "ibv_create_qp")?;
-            let side = Self {
+            let qp = non_null((api.create_qp)(pd, &mut init), "ibv_create_qp")?;
+            let end = Self {
                 transport: config.transport,
                 size: config.size,
                 api,
@@ -123,58 +120,41 @@ impl Side {
                 Transport::Uc => IBV_QP_ACCESS_FLAGS,
                 Transport::Ud => IBV_QP_QKEY,
             };
-            side.modify(&mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own)?;
+            end.modify(&mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own)?;
             for number in 0..DEPTH as u64 {
-                side.post_receive(number)?;
+                end.post_receive(number)?;
             }
-            Ok(side)
+            Ok(end)
         }
     }
 
-    pub(crate) fn whereabouts(&self) -> Whereabouts {
-        Whereabouts {
+    pub(crate) fn address(&self) -> QpAddress {
+        QpAddress {
             // SAFETY: live; a GID is 16 bytes whichever member was written.
             qpn: unsafe { (*self.qp).qp_num },
-            psn: self.psn(),
+            psn: PSN,
             // SAFETY: as above.
             gid: unsafe { self.gid.raw },
         }
     }
 
-    /// Where the peer may write.
     pub(crate) fn target(&self) -> Target {
         Target {
-            addr: self.place(1),
+            addr: self.slot_address(1),
             // SAFETY: live.
             rkey: unsafe { (*self.mr).rkey },
         }
     }
 
-    /// Into RTS, towards the other end.
-    pub(crate) fn connect(&mut self, peer: &Whereabouts) -> Result<()> {
+    /// Brings the queue pair to RTS, towards the peer.
+    pub(crate) fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         self.peer = peer.qpn;
-        let mut attr: ibv_qp_attr = zeroed();
-        attr.qp_state = IBV_QPS_RTR;
-        attr.path_mtu = IBV_MTU_1024;
-        attr.dest_qp_num = peer.qpn;
-        attr.rq_psn = peer.psn;
-        attr.ah_attr.is_global = 1;
-        attr.ah_attr.port_num = 1;
-        attr.ah_attr.grh.dgid.raw = peer.gid;
-        attr.ah_attr.grh.sgid_index = self.gid_index;
-        attr.ah_attr.grh.hop_limit = 64;
-        let connected = match self.transport {
-            Transport::Uc => IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
-            Transport::Ud => 0,
-        };
-        self.modify(&mut attr, IBV_QP_STATE | connected)?;
-        attr.qp_state = IBV_QPS_RTS;
-        attr.sq_psn = self.psn();
-        self.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN)?;
+        // SAFETY: live.
+        let mut address = unsafe { raw::connect(self.api, self.qp, self.gid_index, peer)? };
         if self.transport == Transport::Ud {
             let create = self.api.create_ah.context("the library has no ibv_create_ah")?;
             // SAFETY: the PD is live.
-            self.ah = made(unsafe { create(self.pd, &mut attr.ah_attr) }, "ibv_create_ah")?;
+            self.ah = non_null(unsafe { create(self.pd, &mut address) }, "ibv_create_ah")?;
         }
         Ok(())
     }
@@ -189,7 +169,7 @@ impl Side {
         while !self.sent {
             self.poll()?;
         }
-        // SAFETY: the first place of the buffer has room, and no request uses it.
+        // SAFETY: the first slot holds a message, and no request uses it.
         unsafe { self.buffer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         let mut element = self.element(0, bytes.len());
         let mut wr: ibv_send_wr = zeroed();
@@ -215,24 +195,23 @@ impl Side {
         let mut bad = ptr::null_mut();
         self.sent = false;
         // SAFETY: live; a list of one, whose element is in registered memory.
-        checked(
+        check_errno(
             unsafe { inline::post_send(self.qp, &mut wr, &mut bad) },
             "ibv_post_send",
         )
     }
 
-    /// Waits for a message.
     pub(crate) fn receive(&mut self) -> Result<Vec<u8>> {
         let since = Instant::now();
         loop {
             if let Some(bytes) = self.poll()? {
                 return Ok(bytes);
             }
-            ensure!(since.elapsed() < PATIENCE, "no message after {PATIENCE:?}");
+            ensure!(since.elapsed() < TIMEOUT, "no message after {TIMEOUT:?}");
         }
     }
 
-    /// Takes a completion, if there is one; gives the message of a receive, and posts it again.
+    /// Polls a completion; returns the message of a receive, and reposts it.
     fn poll(&mut self) -> Result<Option<Vec<u8>>> {
         let mut wc = MaybeUninit::<ibv_wc>::uninit();
         // SAFETY: live, room for one.
@@ -254,7 +233,7 @@ impl Side {
             wc.wr_id
         );
         self.received += 1;
-        let (place, grh) = match (self.transport, wc.opcode) {
+        let (slot, grh) = match (self.transport, wc.opcode) {
             (Transport::Ud, IBV_WC_RECV) => {
                 ensure!(wc.wc_flags & IBV_WC_GRH != 0, "a datagram without its header");
                 ensure!(wc.src_qp == self.peer, "a datagram of queue pair {:#x}", wc.src_qp);
@@ -267,7 +246,7 @@ impl Side {
         let end = wc.byte_len as usize;
         ensure!((grh..=self.size + GRH).contains(&end), "{end} bytes received");
         // SAFETY: in the buffer, and the device has done with it.
-        let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(place * (self.size + GRH) + grh), end - grh) };
+        let bytes = unsafe { std::slice::from_raw_parts(self.buffer.add(slot * (self.size + GRH) + grh), end - grh) };
         let bytes = bytes.to_vec();
         self.post_receive(wc.wr_id)?;
         Ok(Some(bytes))
@@ -283,33 +262,28 @@ impl Side {
         };
         let mut bad = ptr::null_mut();
         // SAFETY: live; a list of one, whose element is in registered memory.
-        checked(
+        check_errno(
             unsafe { inline::post_recv(self.qp, &mut wr, &mut bad) },
             "ibv_post_recv",
         )
     }
 
-    fn element(&self, place: usize, len: usize) -> ibv_sge {
+    fn element(&self, slot: usize, len: usize) -> ibv_sge {
         ibv_sge {
-            addr: self.place(place),
+            addr: self.slot_address(slot),
             length: len as u32,
             // SAFETY: live.
             lkey: unsafe { (*self.mr).lkey },
         }
     }
 
-    fn place(&self, number: usize) -> u64 {
+    fn slot_address(&self, number: usize) -> u64 {
         (self.buffer.expose_provenance() + number * (self.size + GRH)) as u64
-    }
-
-    /// The first PSN: any will do, and this one wraps soon.
-    fn psn(&self) -> u32 {
-        0xff_fff0
     }
 
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<()> {
         // SAFETY: live.
-        checked(
+        check_errno(
             unsafe { (self.api.modify_qp)(self.qp, attr, mask as c_int) },
             "ibv_modify_qp",
         )

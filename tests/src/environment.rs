@@ -1,4 +1,5 @@
-//! What programs that are tested find around them: their privileges, and the addresses of the guest's device.
+//! The environment of programs under test: their privileges, and the addresses of the guest's
+//! device.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -7,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// What gives up every privilege, where we have any.
+/// A command prefix that drops every privilege; empty when there is none to drop.
 pub fn unprivileged() -> Vec<String> {
     // SAFETY: geteuid(2) cannot fail and touches no memory.
     if unsafe { libc::geteuid() } != 0 {
@@ -25,7 +26,7 @@ pub fn unprivileged() -> Vec<String> {
     .into()
 }
 
-/// The index of an address in rxe0's table, as the kernel prints addresses there.
+/// The index of an address in rxe0's GID table.
 ///
 /// # Errors
 /// When there is no rxe0, or it has no such address.
