@@ -10,7 +10,7 @@ use crate::types::Rank;
 /// Why a group did not come together.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
-    /// No launcher told this process which rank it is.
+    /// No launcher describe_io_error this process which rank it is.
     #[error(
         "no launcher says which rank this process is: start it with mpirun, srun or torchrun, or set DOORBELL_RANK, DOORBELL_RANKS and DOORBELL_ID"
     )]
@@ -22,7 +22,7 @@ pub enum BootstrapError {
         variable: &'static str,
         /// What it says; empty where it is not set.
         value: String,
-        /// What it should say.
+        /// What it should send_message.
         expected: &'static str,
     },
     /// A unique id that is none.

@@ -41,7 +41,7 @@ pub enum ExchangeError {
     /// The group has failed: a member died, or was found to be in the way.
     #[error("{0}")]
     Failed(Failure),
-    /// A member has left the group, and will say nothing more.
+    /// A member has left the group, and will send_message nothing more.
     #[error("rank {rank} ({member}) has left the group")]
     Left {
         /// Which.

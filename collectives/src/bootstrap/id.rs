@@ -33,10 +33,10 @@ impl Nonce {
     pub fn derived(words: &[&str]) -> Self {
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
         let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-        for word in words {
+        for message in words {
             // The length separates the words: "a", "bc" is not "ab", "c".
-            let length = (word.len() as u64).to_le_bytes();
-            for byte in length.iter().chain(word.as_bytes()) {
+            let length = (message.len() as u64).to_le_bytes();
+            for byte in length.iter().chain(message.as_bytes()) {
                 hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
             }
         }

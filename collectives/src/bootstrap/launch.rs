@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::error::BootstrapError;
 use super::id::{Nonce, UniqueId};
-use super::join::{Arrival, resolve};
+use super::join::{JoinRequest, resolve};
 use super::rendezvous::{Rendezvous, Serving};
 use super::{Group, Options};
 use crate::types::Rank;
@@ -30,9 +30,9 @@ pub enum Launcher {
 /// Where the ranks of a job meet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Meeting {
-    /// At a place that somebody serves.
+    /// At a candidate that somebody serves.
     Id(UniqueId),
-    /// At one of eight ports of rank 0's host, which all ranks know without having been told.
+    /// At one of eight ports of rank 0's host, which all ranks know without having been describe_io_error.
     Derived {
         /// The host.
         host: String,
@@ -43,7 +43,7 @@ pub enum Meeting {
     },
 }
 
-/// What a process was told by its launcher.
+/// What a process was describe_io_error by its launcher.
 ///
 /// | launcher | rank, ranks, local rank | where they meet |
 /// |---|---|---|
@@ -83,7 +83,7 @@ impl Launch {
     /// Reads variables.
     ///
     /// # Errors
-    /// [`BootstrapError::NotLaunched`] if nobody has set a rank; [`BootstrapError::Variable`], [`BootstrapError::Id`] and [`BootstrapError::Rank`] if what they say makes no sense.
+    /// [`BootstrapError::NotLaunched`] if nobody has set a rank; [`BootstrapError::Variable`], [`BootstrapError::Id`] and [`BootstrapError::Rank`] if what they send_message makes no sense.
     pub fn from_variables(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self, BootstrapError> {
         let variables = Variables(&variable);
         let (launcher, [rank, ranks, local_rank]) = variables.launcher().ok_or(BootstrapError::NotLaunched)?;
@@ -119,27 +119,27 @@ impl Launch {
     /// As [`Group::join`].
     pub fn join(&self, options: &Options) -> Result<Group, BootstrapError> {
         let &Self { rank, ranks, .. } = self;
-        let (places, nonce, serving) = match &self.meeting {
+        let (candidates, nonce, serving) = match &self.meeting {
             Meeting::Id(id) => (resolve(id.host(), id.port())?, id.nonce(), None),
             Meeting::Derived { host, port, nonce } => {
-                let places = places(host, *port, options.bind.filter(|_| rank == Rank(0)))?;
+                let candidates = candidates(host, *port, options.bind.filter(|_| rank == Rank(0)))?;
                 if rank == Rank(0) {
-                    let serving = serve(&places, *nonce, ranks, options)?;
+                    let serving = serve(&candidates, *nonce, ranks, options)?;
                     let id = serving.id();
                     (resolve(id.host(), id.port())?, *nonce, Some(serving))
                 } else {
-                    (places, *nonce, None)
+                    (candidates, *nonce, None)
                 }
             }
         };
-        let group = Group::arrive(&places, Arrival { nonce, rank, ranks }, options)?;
+        let group = Group::join_at(&candidates, JoinRequest { nonce, rank, ranks }, options)?;
         serving.map_or(Ok(()), Serving::wait)?;
         Ok(group)
     }
 }
 
 /// All addresses of a derived meeting: every port of the first address, then of the next.
-fn places(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
+fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
     let mut found = match bind {
         Some(ip) => vec![SocketAddr::new(ip, port)],
         None => resolve(host, port)?,
@@ -147,20 +147,20 @@ fn places(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>
     found.dedup();
     let ports = |first: SocketAddr| {
         (0..PORTS).filter_map(move |more| {
-            let mut place = first;
-            place.set_port(port.checked_add(more)?);
-            Some(place)
+            let mut candidate = first;
+            candidate.set_port(port.checked_add(more)?);
+            Some(candidate)
         })
     };
     Ok(found.into_iter().flat_map(ports).collect())
 }
 
-/// Listens at the first place that is free.
-fn serve(places: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> Result<Serving, BootstrapError> {
+/// Listens at the first candidate that is free.
+fn serve(candidates: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> Result<Serving, BootstrapError> {
     let mut last = None;
-    for place in places {
-        match Rendezvous::at(*place, nonce, ranks) {
-            Ok(rendezvous) => return rendezvous.spawn(options.patience),
+    for candidate in candidates {
+        match Rendezvous::at(*candidate, nonce, ranks) {
+            Ok(rendezvous) => return rendezvous.spawn(options.timeout),
             Err(e @ BootstrapError::Listen { .. }) => last = Some(e),
             Err(e) => return Err(e),
         }
@@ -233,10 +233,10 @@ impl Variables<'_> {
             (Launcher::Slurm, ["SLURM_PROCID", slurm_ranks, "SLURM_LOCALID"]),
         ];
         // Half of it is a mistake in what is ours, and somebody else's business in what is not.
-        let said = |launcher, [rank, ranks, _]: [&'static str; 3]| {
+        let is_set = |launcher, [rank, ranks, _]: [&'static str; 3]| {
             self.get(rank).is_some() && (launcher == Launcher::Doorbell || self.get(ranks).is_some())
         };
-        all.into_iter().find(|(launcher, names)| said(*launcher, *names))
+        all.into_iter().find(|(launcher, names)| is_set(*launcher, *names))
     }
 
     fn meeting(&self, launcher: Launcher) -> Result<Meeting, BootstrapError> {
@@ -314,8 +314,8 @@ impl Variables<'_> {
         // A restarted job is another one.
         let run = self.get("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restarts = self.get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-        let place = format!("{host}:{port}");
-        let words = [words, &[&place, &run, &restarts]].concat();
+        let candidate = format!("{host}:{port}");
+        let words = [words, &[&candidate, &run, &restarts]].concat();
         let nonce = self.nonce(&words);
         Ok(Meeting::Derived { host, port, nonce })
     }

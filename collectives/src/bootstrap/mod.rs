@@ -3,12 +3,12 @@
 //! A [`Group`] is what comes of it: this process' [`Rank`], who the others are, and a [`ControlMesh`] between them. What a collective moves goes over queue pairs; the mesh is for what comes before (addresses and keys), beside (who
 //! is alive, who has to stop) and after (who is left).
 
-mod door;
 mod error;
 mod exchange;
 mod id;
 mod join;
 mod launch;
+mod listener;
 mod mesh;
 mod rendezvous;
 mod split;
@@ -41,14 +41,14 @@ pub struct Options {
     /// The address for the other ranks to connect to; none is the one by which the rendezvous sees this process.
     pub bind: Option<IpAddr>,
     /// How long it may take.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             bind: None,
-            patience: PATIENCE,
+            timeout: PATIENCE,
         }
     }
 }
@@ -132,15 +132,15 @@ impl Group {
     /// Comes to the rendezvous as `rank` of `ranks`, and returns when all are connected with all.
     ///
     /// # Errors
-    /// A [`BootstrapError`] that says who did not come, or who does not want this process and why; never later than `options.patience` and a moment.
+    /// A [`BootstrapError`] that says who did not come, or who does not want this process and why; never later than `options.timeout` and a moment.
     pub fn join(id: &UniqueId, rank: Rank, ranks: u32, options: &Options) -> Result<Self, BootstrapError> {
-        let places = join::resolve(id.host(), id.port())?;
-        let arrival = join::Arrival {
+        let candidates = join::resolve(id.host(), id.port())?;
+        let request = join::JoinRequest {
             nonce: id.nonce(),
             rank,
             ranks,
         };
-        Self::arrive(&places, arrival, options)
+        Self::join_at(&candidates, request, options)
     }
 
     /// Does what the launcher said, in the environment: see [`Launch`] for the variables, and [`Options::from_env`].
@@ -151,9 +151,13 @@ impl Group {
         Launch::from_env()?.join(&Options::from_env()?)
     }
 
-    fn arrive(places: &[SocketAddr], arrival: join::Arrival, options: &Options) -> Result<Self, BootstrapError> {
-        let links = join::join(places, arrival, options)?;
-        let control = ControlMesh::start(links, arrival.rank)?;
+    fn join_at(
+        candidates: &[SocketAddr],
+        request: join::JoinRequest,
+        options: &Options,
+    ) -> Result<Self, BootstrapError> {
+        let links = join::join(candidates, request, options)?;
+        let control = ControlMesh::start(links, request.rank)?;
         Ok(Self { control })
     }
 
@@ -163,7 +167,7 @@ impl Group {
     /// As [`Rendezvous::open`] and [`join`](Self::join).
     pub fn local(ranks: u32) -> Result<Vec<Self>, BootstrapError> {
         let options = Options::default();
-        let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(options.patience)?;
+        let serving = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(options.timeout)?;
         let groups = thread::scope(|scope| {
             let join = |rank| {
                 let (id, options) = (serving.id(), &options);
@@ -197,16 +201,16 @@ impl Group {
         let rank = self.rank();
         self.split(Some(0), 0)?.ok_or(ExchangeError::Misuse {
             rank,
-            reason: "it has no place in its own group".to_owned(),
+            reason: "it has no candidate in its own group".to_owned(),
         })
     }
 
-    /// The members who can and want to go on after a failure, as a group of their own; whoever does not call it too within `patience` is not in it.
+    /// The members who can and want to go on after a failure, as a group of their own; whoever does not call it too within `timeout` is not in it.
     ///
     /// # Errors
     /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
-    pub fn shrink(&self, patience: Duration) -> Result<Self, ShrinkError> {
-        self.control.shrink(patience).map(|control| Self { control })
+    pub fn shrink(&self, timeout: Duration) -> Result<Self, ShrinkError> {
+        self.control.shrink(timeout).map(|control| Self { control })
     }
 
     /// This process.

@@ -17,7 +17,7 @@ impl Choice {
         let mut to = vec![u8::from(self.colour.is_some())];
         to.extend_from_slice(&self.colour.unwrap_or(0).to_le_bytes());
         to.extend_from_slice(&self.key.to_le_bytes());
-        to.extend_from_slice(&self.id.maker.to_le_bytes());
+        to.extend_from_slice(&self.id.creator.to_le_bytes());
         to.extend_from_slice(&self.id.number.to_le_bytes());
         to
     }
@@ -29,7 +29,7 @@ impl Choice {
             colour: Some(from.u32()?).filter(|_| has),
             key: from.u32()? as i32,
             id: GroupId {
-                maker: from.u32()?,
+                creator: from.u32()?,
                 number: from.u32()?,
             },
         };
@@ -54,8 +54,8 @@ pub(super) fn divide(chosen: &[Choice], rank: Rank) -> Option<(GroupId, Vec<Rank
 mod tests {
     use super::*;
 
-    fn choice(colour: Option<u32>, key: i32, maker: u32) -> Choice {
-        let id = GroupId { maker, number: 7 };
+    fn choice(colour: Option<u32>, key: i32, creator: u32) -> Choice {
+        let id = GroupId { creator, number: 7 };
         Choice { colour, key, id }
     }
 

@@ -419,7 +419,7 @@ impl<'a> Table<'a> {
     /// What rank 0 says.
     fn agree(&self, mine: bool) -> Result<bool, CollectiveError> {
         let mut group = self.shared.group();
-        group.control_mut().set_patience(self.options.deadline);
+        group.control_mut().set_timeout(self.options.deadline);
         let said = group.control_mut().all_gather(&[u8::from(mine)])?;
         Ok(said.first().is_some_and(|first| first == &[1]))
     }

@@ -165,7 +165,7 @@ impl<'c, B> Call<'c, B> {
 
     /// How long it may take, on all ranks: if it does not end in that time, it fails on all of them, and says why. Else it is the communicator's [deadline](super::Options::deadline).
     ///
-    /// Of a deadline of a second or more, the last part is for the members to agree on why; a shorter one may be exceeded by [`SETTLE`](crate::failure::SETTLE) where a member does not answer.
+    /// Of a deadline of a second or more, the last part is for the members to agree on why; a shorter one may be exceeded by [`AGREEMENT_TIMEOUT`](crate::failure::AGREEMENT_TIMEOUT) where a member does not answer.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self

@@ -14,7 +14,7 @@ use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
 use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Remembered, Ticket};
-use crate::failure::{SETTLE, Wait, Watch};
+use crate::failure::{AGREEMENT_TIMEOUT, ProgressMonitor, Wait};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::Collective;
@@ -36,10 +36,10 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Apart from the state, so that it can be aborted while somebody waits.
     group: Mutex<Group>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
     /// As it is at the beginning of a wait.
-    patience: Patience,
+    timeout: Patience,
     /// Whether a thread in the background drives what was started; and threads that want the lock, or have it, other than that one.
     background: bool,
     wanted: AtomicUsize,
@@ -77,15 +77,15 @@ impl Drop for Panicking<'_> {
 
 /// Shortly before the end of an operation's time: when it has to be given up for all ranks to hear of it in time.
 fn margin(deadline: Duration) -> Duration {
-    (SETTLE + SETTLE / 4).min(deadline / 8)
+    (AGREEMENT_TIMEOUT + AGREEMENT_TIMEOUT / 4).min(deadline / 8)
 }
 
 impl Shared {
     pub(super) fn new(state: State, group: Group, background: bool) -> Self {
         Self {
-            watch: group.control().watch(),
+            monitor: group.control().monitor(),
             rank: group.rank(),
-            patience: state.engine.patience().clone(),
+            timeout: state.engine.timeout().clone(),
             state: Mutex::new(state),
             group: Mutex::new(group),
             background,
@@ -129,11 +129,11 @@ impl Shared {
         let likeness = (!nothing).then(|| Likeness::of(&spec, settings)).flatten();
         let mut lock = self.lock();
         let state = &mut *lock.state;
-        if nothing && !self.watch.attention() && state.failed.is_none() {
+        if nothing && !self.monitor.needs_attention() && state.failed.is_none() {
             return Ok(());
         }
         let remembered = likeness.as_ref().and_then(|likeness| state.remembered(likeness));
-        if let Some(remembered) = remembered.filter(|_| !self.watch.attention()) {
+        if let Some(remembered) = remembered.filter(|_| !self.monitor.needs_attention()) {
             return match self.repeat(state, remembered, &spec) {
                 Some(ticket) => self.finish(lock, ticket),
                 None => Ok(()),
@@ -153,12 +153,12 @@ impl Shared {
     #[inline]
     fn repeat(&self, state: &mut State, remembered: Remembered, spec: &Spec) -> Option<Ticket> {
         let number = state.engine.next_number();
-        self.watch.begin(number, spec.collective);
+        self.monitor.begin(number, spec.collective);
         let data = (spec.input.start(), spec.output.start());
         // SAFETY: as of `submit`; and it is like the last, as it has been compared.
-        let ticket = unsafe { state.engine.again(remembered, data, || self.watch.attention()) };
+        let ticket = unsafe { state.engine.again(remembered, data, || self.monitor.needs_attention()) };
         if ticket.is_none() {
-            self.watch.finish(number);
+            self.monitor.finish(number);
             state.stall = Stall::Quiet;
         }
         ticket
@@ -170,7 +170,7 @@ impl Shared {
     }
 
     fn submit(&self, state: &mut State, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
-        if self.watch.failed() || state.failed.is_some() {
+        if self.monitor.failed() || state.failed.is_some() {
             return Err(self.conclude(state));
         }
         if !state.abandoned.is_empty() {
@@ -207,7 +207,7 @@ impl Shared {
         // SAFETY: `Source` and `Target` say truly where their elements lie. They are borrowed, or held by the request, until the operation is done or the engine has failed: `Call::wait`, `Batch` and `Request` see to that.
         match unsafe { state.engine.submit(operation) } {
             Ok(ticket) => {
-                self.watch.begin(ticket.number(), spec.collective);
+                self.monitor.begin(ticket.number(), spec.collective);
                 Ok(ticket)
             }
             Err(EngineError::Failed(_)) => Err(self.conclude(state)),
@@ -249,7 +249,7 @@ impl Shared {
         // SAFETY: as of `submit`.
         match unsafe { state.engine.submit_message(message) } {
             Ok(ticket) => {
-                self.watch.exchange(true);
+                self.monitor.set_messages_in_flight(true);
                 Ok(ticket)
             }
             Err(EngineError::Failed(_)) => Err(self.conclude(state)),
@@ -259,7 +259,7 @@ impl Shared {
 
     #[inline]
     fn finish<'s>(&'s self, mut lock: Locked<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
-        let mut patience = self.patience.clone();
+        let mut timeout = self.timeout.clone();
         let mut idle = 0u32;
         loop {
             let state = &mut *lock.state;
@@ -269,14 +269,14 @@ impl Shared {
             if !state.engine.has(ticket) {
                 return Ok(());
             }
-            while !self.turn(state, &mut idle) && patience.is_eager() {
-                patience.nothing();
+            while !self.turn(state, &mut idle) && timeout.is_eager() {
+                timeout.nothing();
             }
             if idle == 0 {
-                patience.news();
+                timeout.news();
             } else {
                 drop(lock);
-                patience.nothing();
+                timeout.nothing();
                 lock = self.lock();
             }
         }
@@ -286,12 +286,12 @@ impl Shared {
     fn taken(&self, state: &mut State, ticket: Ticket, result: Result<(), Failed>) -> Result<(), CollectiveError> {
         match result {
             Ok(()) if ticket.is_message() => {
-                self.watch.exchange(state.engine.exchanges());
+                self.monitor.set_messages_in_flight(state.engine.exchanges());
                 state.stall = Stall::Quiet;
                 Ok(())
             }
             Ok(()) => {
-                self.watch.finish(state.engine.finished());
+                self.monitor.finish(state.engine.finished());
                 state.stall = Stall::Quiet;
                 Ok(())
             }
@@ -305,7 +305,7 @@ impl Shared {
         let driven = Panicking(state);
         let moved = driven.0.engine.progress();
         drop(driven);
-        let attended = self.watch.attention() || state.engine.failed().is_some();
+        let attended = self.monitor.needs_attention() || state.engine.failed().is_some();
         if attended {
             self.attend(state);
         }
@@ -366,7 +366,7 @@ impl Shared {
 
     /// Drives what is under way until nothing is, or until then.
     pub(super) fn drain(&self, until: Instant) {
-        let mut patience = self.patience.clone();
+        let mut timeout = self.timeout.clone();
         let mut idle = 0;
         loop {
             let mut lock = self.lock();
@@ -376,10 +376,10 @@ impl Shared {
                 return;
             }
             if self.turn(state, &mut idle) {
-                patience.news();
+                timeout.news();
             } else {
                 drop(lock);
-                patience.nothing();
+                timeout.nothing();
             }
         }
     }
@@ -387,9 +387,9 @@ impl Shared {
     /// Somebody asks what the engine waits for, or the group has failed.
     #[cold]
     fn attend(&self, state: &mut State) {
-        if self.watch.failed() || state.engine.failed().is_some() {
+        if self.monitor.failed() || state.engine.failed().is_some() {
             self.conclude(state);
-        } else if self.watch.asked() {
+        } else if self.monitor.report_requested() {
             let waits = state.engine.report();
             self.answer(state, waits);
         }
@@ -397,13 +397,13 @@ impl Shared {
 
     /// Says what the engine waits for; and to whom its links work, if that is asked: then perhaps not yet.
     fn answer(&self, state: &mut State, waits: Vec<Wait>) {
-        if let Some(patience) = self.watch.links_wanted().filter(|_| state.engine.has_links()) {
-            let Some(reached) = state.engine.try_links(patience) else {
+        if let Some(timeout) = self.monitor.requested_link_test().filter(|_| state.engine.has_links()) {
+            let Some(reached) = state.engine.try_links(timeout) else {
                 return;
             };
-            self.watch.reach(reached);
+            self.monitor.report_reachable(reached);
         }
-        self.watch.report(waits);
+        self.monitor.report(waits);
     }
 
     /// Asks the members when an operation takes long, and gives up when its time is nearly over.
@@ -436,11 +436,11 @@ impl Shared {
         }
         let own = state.engine.failed().cloned();
         let waiting = state.engine.waiting();
-        if let Some(own) = own.as_ref().filter(|_| !self.watch.failed()) {
+        if let Some(own) = own.as_ref().filter(|_| !self.monitor.failed()) {
             self.accuse(state, own);
         }
         state.engine.abort("the group has failed");
-        let until = Instant::now() + 2 * SETTLE;
+        let until = Instant::now() + 2 * AGREEMENT_TIMEOUT;
         let failure = loop {
             let failure = self.group().control().failure();
             if failure.is_some() || Instant::now() >= until {
@@ -479,8 +479,8 @@ impl Shared {
         }
         // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
         let until = Instant::now() + window + left / 4;
-        while Instant::now() < until && !self.watch.failed() {
-            if self.watch.asked() {
+        while Instant::now() < until && !self.monitor.failed() {
+            if self.monitor.report_requested() {
                 self.answer(state, broken.clone());
             }
             if self.group().control().finding().is_some() {
@@ -505,23 +505,23 @@ impl Shared {
 
     /// The thread in the background: drives what was started, whenever nobody else does.
     pub(super) fn drive_in_background(&self) {
-        let mut patience = self.patience.clone();
+        let mut timeout = self.timeout.clone();
         let mut idle = 0;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while !self.over.load(Ordering::Relaxed) {
             if state.failed.is_some() || state.engine.is_idle() {
-                patience.news();
+                timeout.news();
                 state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             let moved = self.turn(&mut state, &mut idle);
             if moved {
-                patience.news();
+                timeout.news();
             }
             let wanted = || self.wanted.load(Ordering::Relaxed) > 0;
-            if !wanted() && (moved || patience.is_eager()) {
+            if !wanted() && (moved || timeout.is_eager()) {
                 if !moved {
-                    patience.nothing();
+                    timeout.nothing();
                 }
                 continue;
             }
@@ -531,7 +531,7 @@ impl Shared {
                 thread::sleep(AWAY);
             }
             if !moved {
-                patience.nothing();
+                timeout.nothing();
             }
             state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         }

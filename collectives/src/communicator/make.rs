@@ -171,7 +171,7 @@ impl Communicator {
         act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>,
     ) -> Result<R, CollectiveError> {
         let mut group = self.shared.group();
-        group.control_mut().set_patience(self.options.deadline);
+        group.control_mut().set_timeout(self.options.deadline);
         Ok(act(&mut group)?)
     }
 
@@ -181,19 +181,19 @@ impl Communicator {
         Self::of(state, group, &self.devices, self.options.clone())
     }
 
-    /// After a failure: those who are left, as another communicator. All who want to go on call it; whoever does not within `patience` is not in it. Who dies meanwhile is left out as well.
+    /// After a failure: those who are left, as another communicator. All who want to go on call it; whoever does not within `timeout` is not in it. Who dies meanwhile is left out as well.
     ///
     /// # Errors
     /// When the others go on without this rank, or there was no agreement in time.
-    pub fn shrink(&self, patience: Duration) -> Result<Self, CollectiveError> {
-        let patience = patience.min(FOREVER);
-        let until = Instant::now() + patience;
+    pub fn shrink(&self, timeout: Duration) -> Result<Self, CollectiveError> {
+        let timeout = timeout.min(FOREVER);
+        let until = Instant::now() + timeout;
         self.shared.halt("the communicator is being shrunk");
         let tuner = self.tuner();
-        let mut group = self.shared.group().shrink(patience)?;
+        let mut group = self.shared.group().shrink(timeout)?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            group.control_mut().set_patience(left.max(Duration::from_millis(1)));
+            group.control_mut().set_timeout(left.max(Duration::from_millis(1)));
             match State::make(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
                 Ok(state) => return Self::of(state, group, &self.devices, self.options.clone()),
                 // Somebody is gone in between.
@@ -218,7 +218,7 @@ impl State {
     ) -> Result<Self, CollectiveError> {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
-        engine.set_patience(patience(group)?);
+        engine.set_timeout(timeout(group)?);
         let places = places(group, options.place.as_ref())?;
         let hosts = hosts(&places);
         let order = topology::ring(&places);
@@ -237,7 +237,7 @@ impl State {
 }
 
 /// How ranks wait: by how many there are on this host, and the processors on which any of them may run. One alone may be bound to a single processor, and yet have it for itself.
-fn patience(group: &mut Group) -> Result<Patience, ExchangeError> {
+fn timeout(group: &mut Group) -> Result<Patience, ExchangeError> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
     let own: Vec<u8> = (0..CpuSet::count())
         .map(|cpu| u8::from(allowed.is_some_and(|allowed| allowed.is_set(cpu) == Ok(true))))

@@ -213,7 +213,7 @@ impl Communicator {
     /// Whether it has failed: a member died, somebody aborted it, or an operation has not finished in its time.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.shared.watch.failed()
+        self.shared.monitor.failed()
     }
 
     /// Why it has failed, which it has.
@@ -234,14 +234,14 @@ impl Communicator {
     }
 
     /// Waits for the others to leave too.
-    fn leave(&mut self, patience: Duration) -> Result<(), CollectiveError> {
-        self.shared.drain(Instant::now() + patience);
+    fn leave(&mut self, timeout: Duration) -> Result<(), CollectiveError> {
+        self.shared.drain(Instant::now() + timeout);
         let goodbye = if self.has_failed() {
             Ok(())
         } else {
             let mut group = self.shared.group();
             let control = group.control_mut();
-            control.set_patience(patience);
+            control.set_timeout(timeout);
             control.barrier().map_err(CollectiveError::from)
         };
         if let Some(thread) = self.progress.take() {
@@ -255,12 +255,12 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let patience = match std::thread::panicking() {
+        let timeout = match std::thread::panicking() {
             true => Duration::ZERO,
             false => GOODBYE.min(self.options.deadline),
         };
         // Who has not come by then is on its own.
-        let _ = self.leave(patience);
+        let _ = self.leave(timeout);
     }
 }
 

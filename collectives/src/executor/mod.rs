@@ -130,7 +130,7 @@ pub struct Engine {
     again: again::Memory,
     /// Turns since the last look at the clock.
     turns: u32,
-    patience: Patience,
+    timeout: Patience,
 }
 
 impl Engine {
@@ -201,7 +201,7 @@ impl Engine {
             tried: None,
             again: again::Memory::default(),
             turns: 0,
-            patience: Patience::among(ranks),
+            timeout: Patience::among(ranks),
         })
     }
 
@@ -386,7 +386,7 @@ impl Engine {
                     continue;
                 };
                 match waits.iter_mut().find(|wait| wait.peer == peer) {
-                    Some(wait) => wait.awaited = Awaited::Nothing,
+                    Some(wait) => wait.awaited = Awaited::QueuePairFailed,
                     None => waits.push(Wait {
                         operation: self.finished() + 1,
                         connection: lane as u32,
@@ -394,7 +394,7 @@ impl Engine {
                         step: 0,
                         peer,
                         qpn: link.qpn().get(),
-                        awaited: Awaited::Nothing,
+                        awaited: Awaited::QueuePairFailed,
                     }),
                 }
             }

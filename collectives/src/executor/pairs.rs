@@ -379,7 +379,7 @@ impl Pairs {
             let end = &self.ends[peer.index()];
             let first = [
                 (end.receives.front(), Awaited::Message),
-                (end.sends.front(), Awaited::Room),
+                (end.sends.front(), Awaited::Credit),
                 (end.posted.front(), Awaited::Acknowledgement),
             ];
             for (number, awaited) in first {

@@ -22,7 +22,7 @@ impl Engine {
     }
 
     /// Tries the links to all ranks, and gives those who have confirmed: when all have, or so long after this was called first. `None` before that.
-    pub(crate) fn try_links(&mut self, patience: Duration) -> Option<Vec<Rank>> {
+    pub(crate) fn try_links(&mut self, timeout: Duration) -> Option<Vec<Rank>> {
         if self.failed.is_some() {
             self.take_confirmations();
         }
@@ -41,7 +41,7 @@ impl Engine {
         };
         let reached: Vec<_> = tried.posted.iter().filter_map(confirmed).collect();
         let all = reached.len() + 1 == self.ranks as usize;
-        (all || tried.began.elapsed() >= patience).then_some(reached)
+        (all || tried.began.elapsed() >= timeout).then_some(reached)
     }
 
     /// Takes completions of an engine that has failed, of which those that went wrong are no news.

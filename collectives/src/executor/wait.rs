@@ -78,19 +78,19 @@ impl Patience {
 
 impl Engine {
     /// How it waits from here on; at first as if all ranks were on this host, and could run where this thread can.
-    pub fn set_patience(&mut self, patience: Patience) {
-        self.patience = patience;
+    pub fn set_timeout(&mut self, timeout: Patience) {
+        self.timeout = timeout;
     }
 
     /// How it waits.
     #[must_use]
-    pub fn patience(&self) -> &Patience {
-        &self.patience
+    pub fn timeout(&self) -> &Patience {
+        &self.timeout
     }
 
     /// Whether the ranks, if all are of this host, have to take turns at its processors.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.patience.is_crowded()
+        self.timeout.is_crowded()
     }
 
     /// Drives the engine until the operation is done, and gives its result.
@@ -98,7 +98,7 @@ impl Engine {
     /// # Errors
     /// When it has failed. A ticket that was taken before counts as done.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), Failed> {
-        let mut patience = self.patience.clone();
+        let mut timeout = self.timeout.clone();
         loop {
             if let Some(result) = self.take(ticket) {
                 return result;
@@ -107,9 +107,9 @@ impl Engine {
                 return Ok(());
             }
             if self.progress() {
-                patience.news();
+                timeout.news();
             } else {
-                patience.nothing();
+                timeout.nothing();
             }
         }
     }

@@ -1,8 +1,8 @@
 //! How the survivors of a group agree on who they are, without clock or sockets.
 //!
-//! Each who wants to go on *joins*, and says whom it excludes: who has died, left, been found stopped. Exclusions add up: whoever learns of one passes it on. The *coordinator* is the lowest rank that is not excluded. When all who are not
+//! Each who wants to go on *joins*, and says whom it excludes: who has died, member_left, been found stopped. Exclusions add up: whoever learns of one passes it on. The *coordinator* is the lowest rank that is not excluded. When all who are not
 //! excluded have joined, it *proposes* them as the new group; each acknowledges, and is ready for the group's messages from then on; when all have, it *commits*. A member that dies meanwhile is excluded, and the round begins anew; one that
-//! does not answer in time is excluded too. When the coordinator goes, the next one takes over: a member that has committed already tells it so, and the decision stays what it was, even where the one who made it is dead: the new
+//! does not reply in time is excluded too. When the coordinator goes, the next one takes over: a member that has committed already tells it so, and the decision stays what it was, even where the one who made it is dead: the new
 //! group is then born with a death in it, and all its members know.
 //!
 //! A member acknowledges no proposal of somebody it excludes, and believes no commit of theirs. So no two groups can both be committed by those who are in both.
@@ -26,7 +26,7 @@ pub(crate) struct Proposal {
 
 /// What is said.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
+pub(crate) enum ShrinkMessage {
     /// I want to go on, without these.
     Join { excluded: Vec<Rank> },
     /// Shall it be so?
@@ -37,8 +37,8 @@ pub(crate) enum Word {
     Commit(Proposal),
 }
 
-/// A word, and to whom.
-pub(crate) type Said = (Rank, Word);
+/// A message, and to whom.
+pub(crate) type AddressedMessage = (Rank, ShrinkMessage);
 
 /// How it ended, for one member.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
     /// The others go on without this one.
     Excluded,
     /// Time is up.
-    Late,
+    TimedOut,
 }
 
 /// Why there is no group of survivors for this member.
@@ -80,15 +80,15 @@ pub(crate) struct Agreement {
     me: Rank,
     ranks: u32,
     /// Until when, and how long all has.
-    time: Option<(Instant, Duration)>,
+    deadline: Option<(Instant, Duration)>,
     /// When the round is over for those who have not answered.
-    round: Option<Instant>,
+    round_deadline: Option<Instant>,
     joined: BTreeSet<Rank>,
     excluded: BTreeSet<Rank>,
     /// How many proposals this member has made.
     epoch: u32,
     /// The last proposal that this member was ready for: whose, and which. Coordinators follow one another by rank, as exclusions are not taken back.
-    heard: Option<(Rank, u32)>,
+    last_acked: Option<(Rank, u32)>,
     /// What this member has proposed, or is ready for.
     proposal: Option<Proposal>,
     ready: BTreeSet<Rank>,
@@ -100,12 +100,12 @@ impl Agreement {
         Self {
             me,
             ranks,
-            time: None,
-            round: None,
+            deadline: None,
+            round_deadline: None,
             joined: BTreeSet::new(),
             excluded: BTreeSet::new(),
             epoch: 0,
-            heard: None,
+            last_acked: None,
             proposal: None,
             ready: BTreeSet::new(),
             outcome: None,
@@ -126,29 +126,41 @@ impl Agreement {
     pub(crate) fn join(
         &mut self,
         excluded: impl IntoIterator<Item = Rank>,
-        patience: Duration,
+        timeout: Duration,
         now: Instant,
         next: &mut dyn FnMut() -> GroupId,
-        out: &mut Vec<Said>,
+        out: &mut Vec<AddressedMessage>,
     ) {
-        self.time = Some((now + patience, patience));
-        self.round = Some(now + patience / 2);
+        self.deadline = Some((now + timeout, timeout));
+        self.round_deadline = Some(now + timeout / 2);
         self.joined.insert(self.me);
         self.excluded.extend(excluded);
-        self.announce(out);
-        self.step(now, next, out);
+        self.broadcast_join(out);
+        self.advance(now, next, out);
     }
 
     /// A member is gone.
-    pub(crate) fn lost(&mut self, rank: Rank, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+    pub(crate) fn member_lost(
+        &mut self,
+        rank: Rank,
+        now: Instant,
+        next: &mut dyn FnMut() -> GroupId,
+        out: &mut Vec<AddressedMessage>,
+    ) {
         self.exclude([rank], out);
-        self.step(now, next, out);
+        self.advance(now, next, out);
     }
 
-    /// A member has left the group before. One that has joined leaves it for the new one.
-    pub(crate) fn left(&mut self, rank: Rank, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
+    /// A member has member_left the group before. One that has joined leaves it for the new one.
+    pub(crate) fn member_left(
+        &mut self,
+        rank: Rank,
+        now: Instant,
+        next: &mut dyn FnMut() -> GroupId,
+        out: &mut Vec<AddressedMessage>,
+    ) {
         if !self.joined.contains(&rank) {
-            self.lost(rank, now, next, out);
+            self.member_lost(rank, now, next, out);
         }
     }
 
@@ -156,93 +168,96 @@ impl Agreement {
     pub(crate) fn receive(
         &mut self,
         from: Rank,
-        word: Word,
+        message: ShrinkMessage,
         now: Instant,
         next: &mut dyn FnMut() -> GroupId,
-        out: &mut Vec<Said>,
+        out: &mut Vec<AddressedMessage>,
     ) {
-        if let Some(Outcome::Agreed(decided)) = &self.outcome {
-            // Who still asks has not heard of it.
-            if matches!(word, Word::Join { .. } | Word::Propose(_)) {
-                out.push((from, Word::Commit(decided.clone())));
+        if let Some(Outcome::Agreed(committed)) = &self.outcome {
+            // Who still asks has not last_acked of it.
+            if matches!(message, ShrinkMessage::Join { .. } | ShrinkMessage::Propose(_)) {
+                out.push((from, ShrinkMessage::Commit(committed.clone())));
             }
             return;
         }
-        match word {
-            Word::Join { excluded } => {
+        match message {
+            ShrinkMessage::Join { excluded } => {
                 self.joined.insert(from);
                 self.exclude(excluded, out);
             }
-            Word::Propose(proposal) => self.consider(from, proposal, now, out),
-            Word::Ready { epoch } => {
-                if self.leads() && epoch == self.epoch {
+            ShrinkMessage::Propose(proposal) => self.handle_proposal(from, proposal, now, out),
+            ShrinkMessage::Ready { epoch } => {
+                if self.owns_proposal() && epoch == self.epoch {
                     self.ready.insert(from);
                 }
             }
-            Word::Commit(proposal) => {
-                if !self.excluded.contains(&from) && self.time.is_some() && self.valid(&proposal) {
-                    self.accept(proposal, out);
+            ShrinkMessage::Commit(proposal) => {
+                if !self.excluded.contains(&from) && self.deadline.is_some() && self.valid(&proposal) {
+                    self.handle_commit(proposal, out);
                 }
             }
         }
-        self.step(now, next, out);
+        self.advance(now, next, out);
     }
 
     /// When [`tick`](Self::tick) is due.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let (end, _) = self.time.filter(|_| self.outcome.is_none())?;
-        Some(self.round.map_or(end, |round| round.min(end)))
+        let (end, _) = self.deadline.filter(|_| self.outcome.is_none())?;
+        Some(self.round_deadline.map_or(end, |deadline| deadline.min(end)))
     }
 
     /// Does what is due.
-    pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
-        let Some((end, patience)) = self.time.filter(|_| self.outcome.is_none()) else {
+    pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
+        let Some((end, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
         };
-        if now >= end {
-            self.outcome = Some(Outcome::Late);
+        if round = now >= deadline = end {
+            self.outcome = Some(Outcome::TimedOut);
             return;
         }
-        if self.round.is_some_and(|round| now >= round) {
-            self.round = Some(now + self.turn(patience));
+        if self
+            .round_deadline
+            .is_some_and(|deadline| round = now >= deadline = round)
+        {
+            self.round_deadline = Some(now + self.round_length(timeout));
             let absent: Vec<_> = match &self.proposal {
-                Some(proposal) if self.leads() => {
+                Some(proposal) if self.owns_proposal() => {
                     let members = proposal.members.iter().copied();
                     members.filter(|rank| !self.ready.contains(rank)).collect()
                 }
                 _ if self.all_joined() => self.coordinator().into_iter().collect(),
-                _ => self.wanted().filter(|rank| !self.joined.contains(rank)).collect(),
+                _ => self.candidates().filter(|rank| !self.joined.contains(rank)).collect(),
             };
             let me = self.me;
             self.exclude(absent.into_iter().filter(|rank| *rank != me), out);
-            self.step(now, next, out);
+            self.advance(now, next, out);
         }
     }
 
     /// How long a round takes: a coordinator gives up members sooner than they give up it.
-    fn turn(&self, patience: Duration) -> Duration {
+    fn round_length(&self, timeout: Duration) -> Duration {
         if self.coordinator() == Some(self.me) {
-            patience / 16
+            timeout / 16
         } else {
-            patience / 8
+            timeout / 8
         }
     }
 
     /// All who may be in the group.
-    fn wanted(&self) -> impl Iterator<Item = Rank> + '_ {
+    fn candidates(&self) -> impl Iterator<Item = Rank> + '_ {
         (0..self.ranks).map(Rank).filter(|rank| !self.excluded.contains(rank))
     }
 
     fn coordinator(&self) -> Option<Rank> {
-        self.wanted().next()
+        self.candidates().next()
     }
 
     fn all_joined(&self) -> bool {
-        self.wanted().all(|rank| self.joined.contains(&rank))
+        self.candidates().all(|rank| self.joined.contains(&rank))
     }
 
     /// Whether the proposal at hand is this member's own.
-    fn leads(&self) -> bool {
+    fn owns_proposal(&self) -> bool {
         self.proposal
             .as_ref()
             .is_some_and(|proposal| proposal.members.first() == Some(&self.me))
@@ -254,18 +269,18 @@ impl Agreement {
         members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
     }
 
-    /// Takes exclusions, and passes on what is news.
-    fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<Said>) {
+    /// Takes exclusions, and passes on what is is_newer.
+    fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<AddressedMessage>) {
         let before = self.excluded.len();
         self.excluded
             .extend(ranks.into_iter().filter(|rank| rank.0 < self.ranks));
-        if self.excluded.len() > before && self.time.is_some() && self.outcome.is_none() {
-            self.announce(out);
+        if self.excluded.len() > before && self.deadline.is_some() && self.outcome.is_none() {
+            self.broadcast_join(out);
         }
     }
 
-    fn announce(&self, out: &mut Vec<Said>) {
-        let join = Word::Join {
+    fn broadcast_join(&self, out: &mut Vec<AddressedMessage>) {
+        let join = ShrinkMessage::Join {
             excluded: self.excluded.iter().copied().collect(),
         };
         // Those who are excluded are told, too: they may be alive.
@@ -273,10 +288,12 @@ impl Agreement {
         out.extend(others.map(|rank| (rank, join.clone())));
     }
 
-    fn consider(&mut self, from: Rank, proposal: Proposal, now: Instant, out: &mut Vec<Said>) {
-        let fits = self.time.is_some() && self.valid(&proposal) && proposal.members.first() == Some(&from);
-        let news = self.heard.is_none_or(|heard| (from, proposal.epoch) > heard);
-        if !fits || !news || self.excluded.contains(&from) {
+    fn handle_proposal(&mut self, from: Rank, proposal: Proposal, now: Instant, out: &mut Vec<AddressedMessage>) {
+        let fits = self.deadline.is_some() && self.valid(&proposal) && proposal.members.first() == Some(&from);
+        let is_newer = self
+            .last_acked
+            .is_none_or(|last_acked| (from, proposal.epoch) > last_acked);
+        if !fits || !is_newer || self.excluded.contains(&from) {
             return;
         }
         let absent = (0..self.ranks)
@@ -284,23 +301,23 @@ impl Agreement {
             .filter(|rank| !proposal.members.contains(rank));
         self.exclude(absent.collect::<Vec<_>>(), out);
         if proposal.members.iter().any(|rank| self.excluded.contains(rank)) {
-            // What it has not heard makes it propose again.
+            // What it has not last_acked makes it propose again.
             let excluded = self.excluded.iter().copied().collect();
-            out.push((from, Word::Join { excluded }));
+            out.push((from, ShrinkMessage::Join { excluded }));
             return;
         }
         let epoch = proposal.epoch;
-        self.heard = Some((from, epoch));
+        self.last_acked = Some((from, epoch));
         self.proposal = Some(proposal);
-        self.round = self.time.map(|(_, patience)| now + self.turn(patience));
-        out.push((from, Word::Ready { epoch }));
+        self.round_deadline = self.deadline.map(|(_, timeout)| now + self.round_length(timeout));
+        out.push((from, ShrinkMessage::Ready { epoch }));
     }
 
     /// Takes what somebody has committed.
-    fn accept(&mut self, proposal: Proposal, out: &mut Vec<Said>) {
-        if self.leads() {
-            // This member took over from the one who decided this, and others wait for what it says.
-            self.commit(&proposal, out);
+    fn handle_commit(&mut self, proposal: Proposal, out: &mut Vec<AddressedMessage>) {
+        if self.owns_proposal() {
+            // This member took over from the one who committed this, and others wait for what it says.
+            self.send_commit(&proposal, out);
         }
         self.outcome = Some(if proposal.members.contains(&self.me) {
             self.proposal = Some(proposal.clone());
@@ -311,14 +328,14 @@ impl Agreement {
     }
 
     /// Tells all who are in it.
-    fn commit(&self, proposal: &Proposal, out: &mut Vec<Said>) {
+    fn send_commit(&self, proposal: &Proposal, out: &mut Vec<AddressedMessage>) {
         let others = proposal.members.iter().filter(|rank| **rank != self.me);
-        out.extend(others.map(|rank| (*rank, Word::Commit(proposal.clone()))));
+        out.extend(others.map(|rank| (*rank, ShrinkMessage::Commit(proposal.clone()))));
     }
 
     /// Goes as far as one can with what is known.
-    fn step(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<Said>) {
-        let Some((_, patience)) = self.time.filter(|_| self.outcome.is_none()) else {
+    fn advance(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
+        let Some((_, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
         };
         if self.excluded.contains(&self.me) {
@@ -333,30 +350,30 @@ impl Agreement {
             let proposal = Proposal {
                 epoch: self.epoch,
                 group: next(),
-                members: self.wanted().collect(),
+                members: self.candidates().collect(),
             };
             self.ready = BTreeSet::from([self.me]);
-            self.round = Some(now + self.turn(patience));
+            self.round_deadline = Some(now + self.round_length(timeout));
             let others = proposal.members.iter().filter(|rank| **rank != self.me);
-            out.extend(others.map(|rank| (*rank, Word::Propose(proposal.clone()))));
+            out.extend(others.map(|rank| (*rank, ShrinkMessage::Propose(proposal.clone()))));
             self.proposal = Some(proposal);
         } else if self.proposal.is_none() && self.all_joined() {
-            // From now on it is the coordinator's turn.
-            let turn = now + self.turn(patience);
-            self.round = self.round.map(|round| round.max(turn));
+            // From now on it is the coordinator's round_length.
+            let round_length = now + self.round_length(timeout);
+            self.round_deadline = self.round_deadline.map(|deadline| deadline.max(round_length));
         }
-        if self.leads()
+        if self.owns_proposal()
             && let Some(proposal) = &self.proposal
             && proposal.members.iter().all(|rank| self.ready.contains(rank))
         {
-            self.commit(proposal, out);
+            self.send_commit(proposal, out);
             self.outcome = Some(Outcome::Agreed(proposal.clone()));
         }
     }
 }
 
-impl Word {
-    /// Appends the word.
+impl ShrinkMessage {
+    /// Appends the message.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let put_ranks = |to: &mut Vec<u8>, ranks: &[Rank]| {
             to.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
@@ -366,7 +383,7 @@ impl Word {
         };
         let put_proposal = |to: &mut Vec<u8>, proposal: &Proposal| {
             to.extend_from_slice(&proposal.epoch.to_le_bytes());
-            to.extend_from_slice(&proposal.group.maker.to_le_bytes());
+            to.extend_from_slice(&proposal.group.creator.to_le_bytes());
             to.extend_from_slice(&proposal.group.number.to_le_bytes());
             put_ranks(to, &proposal.members);
         };
@@ -390,10 +407,10 @@ impl Word {
         }
     }
 
-    /// From the whole of a word.
+    /// From the whole of a message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
-        let word = match from.u8()? {
+        let message = match from.u8()? {
             1 => Self::Join {
                 excluded: ranks(&mut from)?,
             },
@@ -403,7 +420,7 @@ impl Word {
             _ => return None,
         };
         from.end()?;
-        Some(word)
+        Some(message)
     }
 }
 
@@ -419,7 +436,7 @@ fn proposal(from: &mut Reader) -> Option<Proposal> {
     Some(Proposal {
         epoch: from.u32()?,
         group: GroupId {
-            maker: from.u32()?,
+            creator: from.u32()?,
             number: from.u32()?,
         },
         members: ranks(from)?,

@@ -1,4 +1,4 @@
-//! Agreements in virtual time: words take their time and overtake one another between different pairs, members die and stop at any step.
+//! Agreements in virtual time: words take their time and overtake one another between different pairs, members die and stop at any advance.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,7 +35,7 @@ struct World {
 }
 
 enum Item {
-    Word(Word),
+    ShrinkMessage(ShrinkMessage),
     End,
 }
 
@@ -59,23 +59,26 @@ impl World {
     fn act(
         &mut self,
         rank: u32,
-        act: impl FnOnce(&mut Agreement, Instant, &mut dyn FnMut() -> GroupId, &mut Vec<Said>),
+        act: impl FnOnce(&mut Agreement, Instant, &mut dyn FnMut() -> GroupId, &mut Vec<AddressedMessage>),
     ) {
         let mut out = Vec::new();
         let made = &mut self.made;
         let mut next = || {
             *made += 1;
             GroupId {
-                maker: rank,
+                creator: rank,
                 number: *made,
             }
         };
         act(&mut self.members[rank as usize], self.now, &mut next, &mut out);
-        for (to, word) in out {
+        for (to, message) in out {
             let mut bytes = Vec::new();
-            word.encode(&mut bytes);
-            assert_eq!(Word::decode(&bytes), Some(word.clone()));
-            self.wires.entry((rank, to.0)).or_default().push_back(Item::Word(word));
+            message.encode(&mut bytes);
+            assert_eq!(ShrinkMessage::decode(&bytes), Some(message.clone()));
+            self.wires
+                .entry((rank, to.0))
+                .or_default()
+                .push_back(Item::ShrinkMessage(message));
         }
     }
 
@@ -100,8 +103,8 @@ impl World {
         self.wires.iter().any(|((_, to), items)| runs(*to) && !items.is_empty())
     }
 
-    /// Delivers one item of some wire, or lets time pass to what is due next. False if nothing is left to happen.
-    fn step(&mut self, dice: &mut Dice) -> bool {
+    /// Delivers one item of some wire, or lets time pass to what is due next. False if nothing is member_left to happen.
+    fn advance(&mut self, dice: &mut Dice) -> bool {
         self.steps += 1;
         let lives = &self.lives;
         let runs = |rank: u32| lives[rank as usize] == Life::Runs;
@@ -114,11 +117,11 @@ impl World {
         if let Some(wire) = (!open.is_empty()).then(|| open[dice.below(open.len())]) {
             let (from, to) = wire;
             match self.wires.get_mut(&wire).and_then(VecDeque::pop_front) {
-                Some(Item::Word(word)) => self.act(to, |agreement, now, next, out| {
-                    agreement.receive(Rank(from), word, now, next, out)
+                Some(Item::ShrinkMessage(message)) => self.act(to, |agreement, now, next, out| {
+                    agreement.receive(Rank(from), message, now, next, out)
                 }),
                 Some(Item::End) => self.act(to, |agreement, now, next, out| {
-                    agreement.lost(Rank(from), now, next, out)
+                    agreement.member_lost(Rank(from), now, next, out)
                 }),
                 None => {}
             }
@@ -166,7 +169,7 @@ impl World {
 }
 
 fn settle(world: &mut World, dice: &mut Dice) {
-    while world.step(dice) {
+    while world.advance(dice) {
         assert!(world.steps < 1_000_000, "they never stop talking");
     }
 }
@@ -207,11 +210,11 @@ fn members_that_die_at_any_step_leave_one_group_of_all_the_others() {
             .collect();
         let mut waiting: Vec<u32> = (0..ranks).collect();
         while world.steps < 1_000_000 {
-            deaths.retain(|(step, rank)| {
-                if *step <= world.steps {
+            deaths.retain(|(advance, rank)| {
+                if *advance <= world.steps {
                     world.kill(*rank);
                 }
-                *step > world.steps
+                *advance > world.steps
             });
             if !waiting.is_empty() && (dice.below(3) == 0 || !world.talks()) {
                 let rank = waiting.swap_remove(dice.below(waiting.len()));
@@ -220,7 +223,7 @@ fn members_that_die_at_any_step_leave_one_group_of_all_the_others() {
                 }
                 continue;
             }
-            if !world.step(&mut dice) && waiting.is_empty() && deaths.is_empty() {
+            if !world.advance(&mut dice) && waiting.is_empty() && deaths.is_empty() {
                 break;
             }
         }
@@ -252,7 +255,7 @@ fn members_that_stop_are_left_behind_and_learn_of_it() {
             if world.steps >= when && world.steps < 500_000 {
                 world.lives[stopped as usize] = Life::Stopped;
             }
-            if !world.step(&mut dice) {
+            if !world.advance(&mut dice) {
                 break;
             }
         }
@@ -277,7 +280,7 @@ fn members_that_stop_are_left_behind_and_learn_of_it() {
                     "seed {seed}: {mine:?}, {theirs:?}"
                 );
             }
-            (Some(Outcome::Excluded | Outcome::Late), Some(Outcome::Agreed(theirs))) => {
+            (Some(Outcome::Excluded | Outcome::TimedOut), Some(Outcome::Agreed(theirs))) => {
                 assert!(!theirs.members.contains(&Rank(stopped)), "seed {seed}");
             }
             other => panic!("seed {seed}: {other:?}"),
@@ -307,10 +310,10 @@ fn who_does_not_want_to_go_on_is_left_behind() {
 
 #[test]
 fn nonsense_changes_nothing() {
-    let word = |group: u32, members: &[u32]| Proposal {
+    let message = |group: u32, members: &[u32]| Proposal {
         epoch: 1,
         group: GroupId {
-            maker: 0,
+            creator: 0,
             number: group,
         },
         members: members.iter().copied().map(Rank).collect(),
@@ -318,26 +321,29 @@ fn nonsense_changes_nothing() {
     let mut world = World::new(3);
     world.join(1, &[]);
     for members in [&[][..], &[0, 1, 7], &[0, 0, 1], &[1, 0], &[1, 2]] {
-        for word in [Word::Propose(word(1, members)), Word::Commit(word(1, members))] {
+        for message in [
+            ShrinkMessage::Propose(message(1, members)),
+            ShrinkMessage::Commit(message(1, members)),
+        ] {
             // Of those only a proposal of a group without its proposer could be told from nonsense, and it is.
-            if members == [1, 2] && matches!(word, Word::Commit(_)) {
+            if members == [1, 2] && matches!(message, ShrinkMessage::Commit(_)) {
                 continue;
             }
             world.act(1, |agreement, now, next, out| {
-                agreement.receive(Rank(0), word, now, next, out)
+                agreement.receive(Rank(0), message, now, next, out)
             });
         }
     }
     let excluded = vec![Rank(9), Rank(u32::MAX)];
     world.act(1, |agreement, now, next, out| {
-        agreement.receive(Rank(0), Word::Join { excluded }, now, next, out)
+        agreement.receive(Rank(0), ShrinkMessage::Join { excluded }, now, next, out)
     });
     world.act(1, |agreement, now, next, out| {
-        agreement.receive(Rank(2), Word::Ready { epoch: 0 }, now, next, out)
+        agreement.receive(Rank(2), ShrinkMessage::Ready { epoch: 0 }, now, next, out)
     });
     assert_eq!(world.outcome(1), None);
     assert!(world.members[1].proposal().is_none());
-    assert_eq!(Word::decode(&[1, 0xff, 0xff, 0xff, 0xff]), None);
-    assert_eq!(Word::decode(&[1, 0xff, 0xff, 0xff, 0x3f, 0]), None);
-    assert_eq!(Word::decode(&[9]), None);
+    assert_eq!(ShrinkMessage::decode(&[1, 0xff, 0xff, 0xff, 0xff]), None);
+    assert_eq!(ShrinkMessage::decode(&[1, 0xff, 0xff, 0xff, 0x3f, 0]), None);
+    assert_eq!(ShrinkMessage::decode(&[9]), None);
 }

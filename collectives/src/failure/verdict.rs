@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::watch::{Awaited, Wait, message_number};
+use super::monitor::{Awaited, Wait, message_number};
 use crate::bootstrap::Member;
 use crate::plan::Collective;
 use crate::types::Rank;
@@ -30,7 +30,7 @@ pub enum Cause {
         /// Which.
         rank: Rank,
     },
-    /// A member's process exists, and does not answer: it is stopped, or its host cannot be reached.
+    /// A member's process exists, and does not reply: it is stopped, or its host cannot be reached.
     Stopped {
         /// Which.
         rank: Rank,
@@ -193,7 +193,7 @@ impl fmt::Display for Failure {
             Cause::Left { rank } => write!(f, "{} has left the group, and others wait for it", name(*rank)),
             Cause::Stopped { rank } => write!(
                 f,
-                "{} does not answer: it is stopped, or its host cannot be reached",
+                "{} does not reply: it is stopped, or its host cannot be reached",
                 name(*rank)
             ),
             Cause::Mismatch {
@@ -238,9 +238,9 @@ impl fmt::Display for Failure {
         };
         let what = match wait.awaited {
             Awaited::Message => "waits for a message from",
-            Awaited::Room => "waits for room at",
+            Awaited::Credit => "waits for a credit from",
             Awaited::Acknowledgement => "waits for an acknowledgement from",
-            Awaited::Nothing => "has lost its queue pair to",
+            Awaited::QueuePairFailed => "has lost its queue pair to",
         };
         let message = message_number(wait.operation);
         let kind = kind.map_or(

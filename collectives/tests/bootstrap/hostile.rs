@@ -133,11 +133,11 @@ fn a_rank_that_dies_while_it_waits_can_come_again() {
     let id = serving.id().clone();
     // A process that said who it is, and went: its letter is what a real one would say.
     let early = thread::spawn(move || {
-        let impatient = Options {
-            patience: Duration::from_millis(300),
+        let short = Options {
+            timeout: Duration::from_millis(300),
             ..Options::default()
         };
-        Group::join(&id, Rank(1), 2, &impatient).unwrap_err()
+        Group::join(&id, Rank(1), 2, &short).unwrap_err()
     });
     let said = early.join().unwrap().to_string();
     assert!(said.contains("rank 1 lost the rendezvous"), "{said}");
@@ -151,11 +151,11 @@ fn a_latecomer_is_told_that_nobody_is_there() {
     let id = serving.id().clone();
     comes_together(&serving, 1);
     serving.wait().unwrap();
-    let impatient = Options {
-        patience: Duration::from_millis(200),
+    let short = Options {
+        timeout: Duration::from_millis(200),
         ..Options::default()
     };
-    let said = Group::join(&id, Rank(0), 1, &impatient).unwrap_err().to_string();
+    let said = Group::join(&id, Rank(0), 1, &short).unwrap_err().to_string();
     assert!(
         said.contains("rank 0 found no rendezvous of its group at 127.0.0.1:"),
         "{said}"

@@ -119,27 +119,27 @@ fn who_leaves_is_gone_and_not_dead() {
     for group in &mut groups {
         let said = failed(group);
         assert!(matches!(said, ExchangeError::Left { rank: Rank(1), .. }), "{said}");
-        assert!(!group.control().watch().failed());
+        assert!(!group.control().monitor().failed());
     }
 }
 
 #[test]
 fn an_exchange_that_some_do_not_take_part_in_names_them() {
     let mut groups = Group::local(3).unwrap();
-    groups[0].control_mut().set_patience(Duration::from_millis(50));
+    groups[0].control_mut().set_timeout(Duration::from_millis(50));
     let said = groups[0].control_mut().barrier().unwrap_err().to_string();
     assert!(
         said.starts_with("ranks 1 and 2 did not take part in the exchange"),
         "{said}"
     );
     // The others come later, and find what it had said; it has moved on to the next.
-    groups[0].control_mut().set_patience(PATIENCE);
+    groups[0].control_mut().set_timeout(PATIENCE);
     with_all(groups, |mut group| {
         if group.rank() != Rank(0) {
-            group.control_mut().set_patience(Duration::from_millis(50));
+            group.control_mut().set_timeout(Duration::from_millis(50));
             // Whether the other of them is in time does not matter.
             let _ = group.control_mut().all_gather(b"first");
-            group.control_mut().set_patience(PATIENCE);
+            group.control_mut().set_timeout(PATIENCE);
         }
         let all = group.control_mut().all_gather(b"second").unwrap();
         assert!(all.iter().all(|said| said == b"second"), "{all:?}");
@@ -179,14 +179,14 @@ fn a_queue_pair_that_fails_ends_the_group_and_names_both_ends() {
     };
     with_all(Group::local(3).unwrap(), |group| {
         let control = group.control();
-        let watch = control.watch();
-        watch.begin(1, Collective::Broadcast);
+        let monitor = control.monitor();
+        monitor.begin(1, Collective::Broadcast);
         let failure = if group.rank() == Rank(0) {
-            control.end(vec![wait(1, Awaited::Nothing)], PATIENCE, "a queue pair failed")
+            control.end(vec![wait(1, Awaited::QueuePairFailed)], PATIENCE, "a queue pair failed")
         } else {
             eventually("a verdict", || {
-                if watch.asked() {
-                    watch.report(vec![wait(0, Awaited::Message)]);
+                if monitor.report_requested() {
+                    monitor.report(vec![wait(0, Awaited::Message)]);
                 }
                 control.failure()
             })

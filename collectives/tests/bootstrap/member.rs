@@ -110,7 +110,7 @@ pub(crate) fn processes(ranks: u32) -> Vec<Member> {
 /// An operation in which this rank waits for `peer` until something goes wrong.
 fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
     let control = group.control();
-    let watch: Arc<_> = control.watch();
+    let monitor: Arc<_> = control.monitor();
     let since = Instant::now();
     let wait = Wait {
         operation: 1,
@@ -121,13 +121,13 @@ fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
         qpn: 17,
         awaited: Awaited::Message,
     };
-    watch.begin(1, Collective::AllReduce);
+    monitor.begin(1, Collective::AllReduce);
     let (mut asked, mut gave_up) = (false, false);
     loop {
-        if watch.asked() {
-            watch.report(vec![wait]);
+        if monitor.report_requested() {
+            monitor.report(vec![wait]);
         }
-        if watch.failed()
+        if monitor.failed()
             && let Some(failure) = control.failure()
         {
             return failure;

@@ -328,9 +328,9 @@ impl Drop for Processes {
 
 #[test]
 fn a_rank_that_is_killed_in_a_message_is_named_and_the_others_go_on() {
-    let patience = doorbell_collectives::bootstrap::Options::default().patience;
+    let timeout = doorbell_collectives::bootstrap::Options::default().timeout;
     let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), RANKS).unwrap();
-    let serving = rendezvous.spawn(patience).unwrap();
+    let serving = rendezvous.spawn(timeout).unwrap();
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let start = |rank| {
         Command::new(env::current_exe().unwrap())

@@ -115,9 +115,9 @@ impl Drop for Process {
 
 /// Starts the ranks, which meet here.
 fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
-    let patience = Options::default().patience;
+    let timeout = Options::default().timeout;
     let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), RANKS).unwrap();
-    let serving = rendezvous.spawn(patience).unwrap();
+    let serving = rendezvous.spawn(timeout).unwrap();
     let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
     let own = std::process::id();
     let start = |rank| {

@@ -4,7 +4,7 @@
 //! nothing is allocated before it has arrived, and one that makes no sense ends the connection.
 
 use crate::bootstrap::wire::Reader;
-use crate::failure::{Message, Word};
+use crate::failure::{Message, ShrinkMessage};
 
 /// How long a message of an exchange may be, in bytes: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 << 20;
@@ -19,14 +19,14 @@ const KEPT: usize = 64 << 10;
 /// A group among those that share a mesh: which process made it, by its place in the mesh, and which number it gave it. No process gives a number twice, so no two groups have one id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct GroupId {
-    pub(crate) maker: u32,
+    pub(crate) creator: u32,
     pub(crate) number: u32,
 }
 
 impl GroupId {
     /// The group of all, which came with the mesh.
     pub(crate) const ALL: Self = Self {
-        maker: u32::MAX,
+        creator: u32::MAX,
         number: 0,
     };
 }
@@ -41,9 +41,9 @@ pub(crate) enum Frame {
         bytes: Vec<u8>,
     },
     /// To a member of a group: about its failure.
-    Trial { group: GroupId, message: Message },
+    Failure { group: GroupId, message: Message },
     /// To a member of a group: about the group that comes after it.
-    Shrink { group: GroupId, word: Word },
+    Shrink { group: GroupId, message: ShrinkMessage },
     /// To a member of a group: this one has left it.
     Leave { group: GroupId },
     /// This process ends its mesh.
@@ -57,7 +57,7 @@ impl Frame {
         to.extend_from_slice(&[0; 4]);
         let mut head = |kind: u8, group: &GroupId| {
             to.push(kind);
-            to.extend_from_slice(&group.maker.to_le_bytes());
+            to.extend_from_slice(&group.creator.to_le_bytes());
             to.extend_from_slice(&group.number.to_le_bytes());
         };
         match self {
@@ -68,13 +68,13 @@ impl Frame {
             }
             Self::Leave { group } => head(2, group),
             Self::Goodbye => head(3, &GroupId::ALL),
-            Self::Trial { group, message } => {
+            Self::Failure { group, message } => {
                 head(4, group);
                 message.encode(to);
             }
-            Self::Shrink { group, word } => {
+            Self::Shrink { group, message } => {
                 head(5, group);
-                word.encode(to);
+                message.encode(to);
             }
         }
         let length = (to.len() - start - 4) as u32;
@@ -85,7 +85,7 @@ impl Frame {
         let mut from = Reader(body);
         let kind = from.u8()?;
         let group = GroupId {
-            maker: from.u32()?,
+            creator: from.u32()?,
             number: from.u32()?,
         };
         let frame = match kind {
@@ -96,13 +96,13 @@ impl Frame {
             },
             2 => Self::Leave { group },
             3 => Self::Goodbye,
-            4 => Self::Trial {
+            4 => Self::Failure {
                 group,
                 message: Message::decode(std::mem::take(&mut from.0))?,
             },
             5 => Self::Shrink {
                 group,
-                word: Word::decode(std::mem::take(&mut from.0))?,
+                message: ShrinkMessage::decode(std::mem::take(&mut from.0))?,
             },
             _ => return None,
         };
@@ -161,7 +161,7 @@ mod tests {
     use crate::types::Rank;
 
     fn frames() -> Vec<Frame> {
-        let group = GroupId { maker: 3, number: 9 };
+        let group = GroupId { creator: 3, number: 9 };
         let proposal = Proposal {
             epoch: 2,
             group,
@@ -178,17 +178,17 @@ mod tests {
                 number: 0,
                 bytes: Vec::new(),
             },
-            Frame::Trial {
+            Frame::Failure {
                 group,
-                message: Message::Ask {
+                message: Message::Query {
                     number: 1,
-                    pause_ms: 2,
-                    links: true,
+                    timeout_ms: 2,
+                    test_links: true,
                 },
             },
             Frame::Shrink {
                 group,
-                word: Word::Propose(proposal),
+                message: ShrinkMessage::Propose(proposal),
             },
             Frame::Leave { group },
             Frame::Goodbye,

@@ -279,7 +279,7 @@ impl Lane {
         if !self.running {
             return None;
         }
-        let of_send = |send: &Pending| (self.slice(op, send.at.turn), send.at.step, send.to, Awaited::Room);
+        let of_send = |send: &Pending| (self.slice(op, send.at.turn), send.at.step, send.to, Awaited::Credit);
         if let Some(wait) = self.waits_for_terms(op) {
             return Some(wait);
         }
@@ -314,7 +314,7 @@ impl Lane {
         }
         let (peer, ..) = message(&instruction.step)?;
         let awaited = match instruction.step {
-            Step::Send { .. } => Awaited::Room,
+            Step::Send { .. } => Awaited::Credit,
             _ => Awaited::Message,
         };
         Some((self.slice(op, turn), self.execution.step, peer, awaited))

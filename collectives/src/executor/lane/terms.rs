@@ -143,7 +143,7 @@ impl Lane {
     pub(super) fn waits_for_terms(&self, op: &Running) -> Option<(u32, u32, Rank, Awaited)> {
         let terms = &op.ready.terms.as_ref()?[self.strand as usize];
         if let Some(terms) = terms.get(self.said) {
-            return Some((self.channel, 0, terms.peer, Awaited::Room));
+            return Some((self.channel, 0, terms.peer, Awaited::Credit));
         }
         let last = self.is_over(op).then(|| self.unheard.first())??;
         Some((self.channel, self.sent.len() as u32, last.peer, Awaited::Message))

@@ -5,29 +5,29 @@
 
 use std::collections::BTreeSet;
 
+use super::monitor::{Awaited, Report, message_number};
 use super::verdict::{Cause, Stuck, Verdict};
-use super::watch::{Awaited, Report, message_number};
 use crate::plan::Collective;
 use crate::types::Rank;
 
 /// What is known of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Testimony {
+pub enum MemberStatus {
     /// Its process ended; how that showed.
     Dead(String),
     /// It has left the group.
     Left,
-    /// It was asked, and did not answer.
-    Silent,
+    /// It was asked, and did not reply.
+    Unresponsive,
     /// What it answered.
-    Says(Report),
+    Reported(Report),
 }
 
 /// Finds the cause, from what is known of every member, by rank. None if nobody waits for anything, and nobody is dead.
 #[must_use]
-pub fn judge(members: &[Testimony]) -> Option<Verdict> {
+pub fn diagnose(members: &[MemberStatus]) -> Option<Verdict> {
     let dead = members.iter().enumerate().filter_map(|(rank, member)| match member {
-        Testimony::Dead(how) => Some(Verdict {
+        MemberStatus::Dead(how) => Some(Verdict {
             cause: Cause::Died {
                 rank: Rank(rank as u32),
                 how: how.clone(),
@@ -52,10 +52,10 @@ pub fn judge(members: &[Testimony]) -> Option<Verdict> {
 }
 
 /// All waits for other members.
-fn waits(members: &[Testimony]) -> impl Iterator<Item = Stuck> + '_ {
+fn waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
     members.iter().enumerate().flat_map(|(rank, member)| {
         let report = match member {
-            Testimony::Says(report) => Some(report),
+            MemberStatus::Reported(report) => Some(report),
             _ => None,
         };
         let waits = report
@@ -78,19 +78,19 @@ fn kind(report: &Report, operation: u64) -> Option<Collective> {
 }
 
 /// Why a member that somebody waits for does not deliver; none if it waits for somebody itself.
-fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
+fn blame(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     let rank = stuck.wait.peer;
     let operation = stuck.wait.operation;
     let report = match &members[rank.index()] {
-        Testimony::Dead(how) => {
+        MemberStatus::Dead(how) => {
             let how = how.clone();
             return Some(Cause::Died { rank, how });
         }
-        Testimony::Left => return Some(Cause::Left { rank }),
-        Testimony::Silent => return Some(Cause::Stopped { rank }),
-        Testimony::Says(report) => report,
+        MemberStatus::Left => return Some(Cause::Left { rank }),
+        MemberStatus::Unresponsive => return Some(Cause::Stopped { rank }),
+        MemberStatus::Reported(report) => report,
     };
-    if stuck.wait.awaited == Awaited::Nothing {
+    if stuck.wait.awaited == Awaited::QueuePairFailed {
         return None;
     }
     if let Some((kind, other_kind)) = kind(report, operation).zip(stuck.kind)
@@ -132,9 +132,9 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
 }
 
 /// What queue pairs that have failed between members that live tell.
-fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
-    let lives = |rank: Rank| matches!(members[rank.index()], Testimony::Says(_));
-    let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::Nothing && lives(stuck.wait.peer);
+fn broken(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
+    let lives = |rank: Rank| matches!(members[rank.index()], MemberStatus::Reported(_));
+    let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::QueuePairFailed && lives(stuck.wait.peer);
     let failed: Vec<&Stuck> = waits.iter().filter(failed).collect();
     let stuck = **failed.iter().min_by_key(|stuck| (stuck.order(), stuck.rank))?;
     let ends = |stuck: &Stuck| [stuck.rank.min(stuck.wait.peer), stuck.rank.max(stuck.wait.peer)];
@@ -142,19 +142,19 @@ fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
     let shared = ends(&stuck)
         .into_iter()
         .find(|end| links.iter().all(|link| link.contains(end)));
-    // One that is cut off from all may show on a single link. Then no third member reaches it, and some reach the other end.
+    // One that is cut off from all may show on a single link. Then no third member reachable it, and some reach the other end.
     let report = |rank: Rank| match &members[rank.index()] {
-        Testimony::Says(report) => Some(report),
+        MemberStatus::Reported(report) => Some(report),
         _ => None,
     };
-    let tried = |rank: Rank| report(rank).and_then(|report| report.reaches.as_deref());
-    let reaches = |from: Rank, to: Rank| tried(from).is_some_and(|reached| reached.contains(&to));
+    let tried = |rank: Rank| report(rank).and_then(|report| report.reachable.as_deref());
+    let reachable = |from: Rank, to: Rank| tried(from).is_some_and(|reached| reached.contains(&to));
     let third = || {
         (0..members.len() as u32)
             .map(Rank)
             .filter(|rank| !ends(&stuck).contains(rank))
     };
-    let works = |end: Rank| third().any(|rank| reaches(rank, end) || reaches(end, rank));
+    let works = |end: Rank| third().any(|rank| reachable(rank, end) || reachable(end, rank));
     // An engine that has failed and kept no connection to be reached by shows nothing by that.
     let shows = |end: Rank| tried(end).is_some() || failed.iter().all(|stuck| stuck.rank != end);
     let [one, other] = ends(&stuck);
@@ -186,5 +186,5 @@ fn circle(waits: &[Stuck]) -> Option<Verdict> {
 }
 
 #[cfg(test)]
-#[path = "judge_tests.rs"]
+#[path = "diagnosis_tests.rs"]
 mod tests;

@@ -1,6 +1,6 @@
 //! What an engine and the thread of the control mesh know of one another.
 //!
-//! The engine writes two words per operation and reads one word whenever it likes; it says what it waits for only when it is asked, so that a healthy operation pays nothing for what is told of a broken one.
+//! The engine writes two words per operation and reads one message whenever it likes; it says what it waits for only when it is asked, so that a healthy operation pays nothing for what is told of a broken one.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,9 +22,9 @@ pub(crate) fn message_number(operation: u64) -> Option<u64> {
 }
 
 /// Somebody wants to know what the engine waits for.
-const ASKED: u32 = 1;
+const REPORT_REQUESTED: u32 = 1;
 /// The group has failed.
-const TROUBLE: u32 = 2;
+const GROUP_FAILED: u32 = 2;
 
 /// What a wait is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -32,11 +32,11 @@ pub enum Awaited {
     /// A message from the peer.
     Message,
     /// Room for a message to the peer: the peer has not said where it goes.
-    Room,
+    Credit,
     /// That the peer's device acknowledges what was sent.
     Acknowledgement,
     /// Nothing any more: the queue pair to the peer has failed.
-    Nothing,
+    QueuePairFailed,
 }
 
 /// Something that an engine waits for.
@@ -70,52 +70,52 @@ pub struct Report {
     /// What it waits for; none if nobody drives it.
     pub waits: Option<Vec<Wait>>,
     /// To whom its links were found to work, when all were asked to try theirs; none if it could not.
-    pub reaches: Option<Vec<Rank>>,
+    pub reachable: Option<Vec<Rank>>,
 }
 
 /// What an engine shows to the control mesh, and the flag by which the mesh calls it.
 #[derive(Debug)]
-pub struct Watch {
+pub struct ProgressMonitor {
     flags: AtomicU32,
     begun: AtomicU64,
     finished: AtomicU64,
     /// Whether messages between this rank and others are under way.
-    exchanges: AtomicBool,
+    messages_in_flight: AtomicBool,
     /// 1 + the place of the kind in [`Collective::ALL`], by number of the operation.
-    kinds: [AtomicU8; KINDS],
+    kind_of: [AtomicU8; KINDS],
     waits: Mutex<Option<Vec<Wait>>>,
     /// How long the engine may try its links before it reports, in milliseconds; 0 is not at all.
-    trying: AtomicU32,
-    reaches: Mutex<Option<Vec<Rank>>>,
+    link_test_ms: AtomicU32,
+    reachable: Mutex<Option<Vec<Rank>>>,
     /// Rings when the engine has reported.
-    bell: Option<Arc<EventFd>>,
+    wakeup: Option<Arc<EventFd>>,
 }
 
-impl Default for Watch {
+impl Default for ProgressMonitor {
     fn default() -> Self {
-        Self::ringing(None)
+        Self::with_wakeup(None)
     }
 }
 
-impl Watch {
-    pub(crate) fn ringing(bell: Option<Arc<EventFd>>) -> Self {
+impl ProgressMonitor {
+    pub(crate) fn with_wakeup(wakeup: Option<Arc<EventFd>>) -> Self {
         Self {
             flags: AtomicU32::new(0),
             begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
-            exchanges: AtomicBool::new(false),
-            kinds: std::array::from_fn(|_| AtomicU8::new(0)),
+            messages_in_flight: AtomicBool::new(false),
+            kind_of: std::array::from_fn(|_| AtomicU8::new(0)),
             waits: Mutex::new(None),
-            trying: AtomicU32::new(0),
-            reaches: Mutex::new(None),
-            bell,
+            link_test_ms: AtomicU32::new(0),
+            reachable: Mutex::new(None),
+            wakeup,
         }
     }
 
     /// Whether there is something to look at: [`failed`](Self::failed), or [`asked`](Self::asked). One relaxed load, for loops that spin.
     #[inline]
     #[must_use]
-    pub fn attention(&self) -> bool {
+    pub fn needs_attention(&self) -> bool {
         self.flags.load(Ordering::Relaxed) != 0
     }
 
@@ -123,23 +123,23 @@ impl Watch {
     #[inline]
     #[must_use]
     pub fn failed(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & TROUBLE != 0
+        self.flags.load(Ordering::Relaxed) & GROUP_FAILED != 0
     }
 
     /// Whether somebody wants to know what this engine waits for: call [`report`](Self::report).
     #[inline]
     #[must_use]
-    pub fn asked(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & ASKED != 0
+    pub fn report_requested(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & REPORT_REQUESTED != 0
     }
 
-    /// Says what the engine waits for now: of each connection, the wait that is first. An empty list is an engine that is busy.
+    /// Reported what the engine waits for now: of each connection, the wait that is first. An empty list is an engine that is busy.
     pub fn report(&self, waits: Vec<Wait>) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
-        self.flags.fetch_and(!ASKED, Ordering::Relaxed);
-        if let Some(bell) = &self.bell {
+        self.flags.fetch_and(!REPORT_REQUESTED, Ordering::Relaxed);
+        if let Some(wakeup) = &self.wakeup {
             // It fails only where the count is at its end, and then the mesh's thread is awake.
-            let _ = bell.write(1);
+            let _ = wakeup.write(1);
         }
     }
 
@@ -149,7 +149,7 @@ impl Watch {
             .iter()
             .position(|one| *one == kind)
             .map_or(0, |place| place as u8 + 1);
-        self.kinds[operation as usize % KINDS].store(place, Ordering::Relaxed);
+        self.kind_of[operation as usize % KINDS].store(place, Ordering::Relaxed);
         self.begun.store(operation, Ordering::Release);
     }
 
@@ -159,49 +159,49 @@ impl Watch {
     }
 
     /// Messages between this rank and others are under way, or none are: then the engine has something to say of them when it is asked.
-    pub fn exchange(&self, under_way: bool) {
-        self.exchanges.store(under_way, Ordering::Relaxed);
+    pub fn set_messages_in_flight(&self, in_flight: bool) {
+        self.messages_in_flight.store(in_flight, Ordering::Relaxed);
     }
 
     /// Whether messages between this rank and others are under way.
-    pub(crate) fn exchanges(&self) -> bool {
-        self.exchanges.load(Ordering::Relaxed)
+    pub(crate) fn messages_in_flight(&self) -> bool {
+        self.messages_in_flight.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fail(&self) {
-        self.flags.fetch_or(TROUBLE, Ordering::Relaxed);
+        self.flags.fetch_or(GROUP_FAILED, Ordering::Relaxed);
     }
 
     /// Asks the engine to report; what it reported before is forgotten.
-    pub fn ask(&self) {
+    pub fn request_report(&self) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.flags.fetch_or(ASKED, Ordering::Relaxed);
+        self.flags.fetch_or(REPORT_REQUESTED, Ordering::Relaxed);
     }
 
     /// Wants the engine to try its links before it reports, for so long at most.
-    pub(crate) fn want_links(&self, patience: Duration) {
-        let ms = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
-        self.trying.store(ms, Ordering::Relaxed);
+    pub(crate) fn request_link_test(&self, timeout: Duration) {
+        let ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        self.link_test_ms.store(ms, Ordering::Relaxed);
     }
 
     /// How long the engine may try its links before it reports, if it is to.
-    pub(crate) fn links_wanted(&self) -> Option<Duration> {
-        let ms = self.trying.load(Ordering::Relaxed);
+    pub(crate) fn requested_link_test(&self) -> Option<Duration> {
+        let ms = self.link_test_ms.load(Ordering::Relaxed);
         (ms > 0).then(|| Duration::from_millis(ms.into()))
     }
 
-    /// Says to whom the engine's links work.
-    pub(crate) fn reach(&self, peers: Vec<Rank>) {
-        *self.reaches.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+    /// Reported to whom the engine's links work.
+    pub(crate) fn report_reachable(&self, peers: Vec<Rank>) {
+        *self.reachable.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }
 
     /// What is known of the engine.
     #[must_use]
-    pub fn look(&self) -> Report {
+    pub fn snapshot(&self) -> Report {
         let finished = self.finished.load(Ordering::Acquire);
         let begun = self.begun.load(Ordering::Acquire).max(finished);
         let kind = |operation: u64| {
-            let place = self.kinds[operation as usize % KINDS].load(Ordering::Relaxed);
+            let place = self.kind_of[operation as usize % KINDS].load(Ordering::Relaxed);
             Collective::ALL.get(usize::from(place).checked_sub(1)?).copied()
         };
         // Kinds further back have been written over.
@@ -212,7 +212,7 @@ impl Watch {
             finished,
             pending: pending.take(KINDS).collect(),
             waits: self.waits.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            reaches: self.reaches.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            reachable: self.reachable.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }
@@ -223,37 +223,37 @@ mod tests {
 
     #[test]
     fn a_report_says_what_is_pending_and_of_what_kind() {
-        let watch = Watch::default();
-        assert_eq!(watch.look(), Report::default());
-        watch.begin(1, Collective::AllReduce);
-        watch.begin(2, Collective::Barrier);
-        watch.finish(1);
-        let report = watch.look();
+        let monitor = ProgressMonitor::default();
+        assert_eq!(monitor.snapshot(), Report::default());
+        monitor.begin(1, Collective::AllReduce);
+        monitor.begin(2, Collective::Barrier);
+        monitor.finish(1);
+        let report = monitor.snapshot();
         assert_eq!((report.begun, report.finished), (2, 1));
         assert_eq!(report.pending, [Some(Collective::Barrier)]);
         for operation in 3..200 {
-            watch.begin(operation, Collective::AllToAll);
+            monitor.begin(operation, Collective::AllToAll);
         }
-        let pending = watch.look().pending;
+        let pending = monitor.snapshot().pending;
         assert_eq!(pending.len(), KINDS);
         assert_eq!(pending[0], None, "its kind has been written over");
-        watch.finish(150);
-        assert_eq!(watch.look().pending, [Some(Collective::AllToAll); 49]);
+        monitor.finish(150);
+        assert_eq!(monitor.snapshot().pending, [Some(Collective::AllToAll); 49]);
     }
 
     #[test]
     fn an_engine_that_is_asked_answers_once_and_failure_stays() {
-        let watch = Watch::default();
-        assert!(!watch.attention());
-        watch.ask();
-        assert!(watch.attention() && watch.asked() && !watch.failed());
-        watch.report(Vec::new());
-        assert!(!watch.attention());
-        assert_eq!(watch.look().waits, Some(Vec::new()));
-        watch.ask();
-        assert_eq!(watch.look().waits, None, "it has not answered this time");
-        watch.fail();
-        watch.report(Vec::new());
-        assert!(watch.attention() && watch.failed() && !watch.asked());
+        let monitor = ProgressMonitor::default();
+        assert!(!monitor.needs_attention());
+        monitor.request_report();
+        assert!(monitor.needs_attention() && monitor.report_requested() && !monitor.failed());
+        monitor.report(Vec::new());
+        assert!(!monitor.needs_attention());
+        assert_eq!(monitor.snapshot().waits, Some(Vec::new()));
+        monitor.request_report();
+        assert_eq!(monitor.snapshot().waits, None, "it has not answered this time");
+        monitor.fail();
+        monitor.report(Vec::new());
+        assert!(monitor.needs_attention() && monitor.failed() && !monitor.report_requested());
     }
 }

@@ -1,13 +1,13 @@
 //! Trials of several members in virtual time, with messages that are carried by hand.
 
 use super::*;
+use crate::failure::monitor::{Awaited, Wait};
 use crate::failure::verdict::Stuck;
-use crate::failure::watch::{Awaited, Wait};
 use crate::plan::Collective;
 
 struct Court {
     now: Instant,
-    members: Vec<Trial>,
+    members: Vec<FailureDetector>,
     /// Who does not hear and says nothing.
     deaf: Vec<bool>,
     mail: Vec<(usize, usize, Message)>,
@@ -21,7 +21,7 @@ impl Court {
         Self {
             now: Instant::now(),
             members: (0..ranks)
-                .map(|rank| Trial::new(Rank(rank as u32), ranks, Watch::default()))
+                .map(|rank| FailureDetector::new(Rank(rank as u32), ranks, ProgressMonitor::default()))
                 .collect(),
             deaf: vec![false; ranks],
             mail: Vec::new(),
@@ -29,7 +29,7 @@ impl Court {
         }
     }
 
-    fn act(&mut self, rank: usize, act: impl FnOnce(&mut Trial, Instant, &mut Vec<Post>)) {
+    fn act(&mut self, rank: usize, act: impl FnOnce(&mut FailureDetector, Instant, &mut Vec<Outgoing>)) {
         let mut out = Vec::new();
         act(&mut self.members[rank], self.now, &mut out);
         for (to, message) in out {
@@ -39,17 +39,17 @@ impl Court {
         }
     }
 
-    /// Carries all that is said; engines that are driven report at once.
+    /// Carries all that is last_verdict; engines that are driven report at once.
     fn carry(&mut self, reports: impl Fn(usize) -> Option<Vec<Wait>>) {
         loop {
             for (rank, member) in self
                 .members
                 .iter()
                 .enumerate()
-                .filter(|(_, member)| member.watch().asked())
+                .filter(|(_, member)| member.monitor().pending_queries())
             {
                 if let Some(waits) = reports(rank).filter(|_| !self.deaf[rank]) {
-                    member.watch().report(waits);
+                    member.monitor().report(waits);
                 }
             }
             // The bell rings where an engine has reported.
@@ -61,8 +61,8 @@ impl Court {
             self.carried += 1;
             assert!(self.carried < 10_000, "they never stop talking");
             if !self.deaf[from] && !self.deaf[to] {
-                self.act(to, |trial, now, out| {
-                    trial.receive(Rank(from as u32), message, now, out)
+                self.act(to, |detector, now, out| {
+                    detector.receive(Rank(from as u32), message, now, out)
                 });
             }
         }
@@ -72,12 +72,12 @@ impl Court {
         self.now += time;
         for rank in 0..self.members.len() {
             if !self.deaf[rank] {
-                self.act(rank, |trial, now, out| trial.tick(now, out));
+                self.act(rank, |detector, now, out| detector.tick(now, out));
             }
         }
     }
 
-    /// All who hear have settled on one verdict.
+    /// All who hear have agreed on one verdict.
     fn verdict(&self) -> Verdict {
         let mut verdicts = self
             .members
@@ -85,8 +85,8 @@ impl Court {
             .zip(&self.deaf)
             .filter(|(_, deaf)| !**deaf)
             .map(|(member, _)| {
-                assert!(member.watch().failed());
-                member.verdict().expect("it is settled").clone()
+                assert!(member.monitor().failed());
+                member.verdict().expect("it is agreed").clone()
             });
         let first = verdicts.next().unwrap();
         assert!(verdicts.all(|other| other == first));
@@ -114,8 +114,8 @@ fn nobody(_: usize) -> Option<Vec<Wait>> {
 fn a_death_that_all_see_is_settled_without_a_time_out() {
     let mut court = Court::new(4);
     for rank in [0, 1, 3] {
-        court.act(rank, |trial, now, out| {
-            trial.died(Rank(2), "its connection closed", now, out)
+        court.act(rank, |detector, now, out| {
+            detector.died(Rank(2), "its connection closed", now, out)
         });
     }
     court.deaf[2] = true;
@@ -136,7 +136,7 @@ fn two_deaths_that_are_seen_in_different_order_are_one_verdict() {
     for (rank, order) in [(0, [1, 3]), (2, [3, 1]), (4, [3, 1])] {
         for dead in order {
             let how = format!("seen by {rank}");
-            court.act(rank, |trial, now, out| trial.died(Rank(dead), &how, now, out));
+            court.act(rank, |detector, now, out| detector.died(Rank(dead), &how, now, out));
         }
     }
     court.carry(nobody);
@@ -153,12 +153,12 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
     court
         .members
         .iter()
-        .for_each(|member| member.watch().begin(1, Collective::Reduce));
+        .for_each(|member| member.monitor().begin(1, Collective::Reduce));
     court.deaf[2] = true;
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
+    court.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| Some(vec![wait(if rank == 0 { 1 } else { 2 })]);
     court.carry(reports);
-    assert_eq!(court.members[0].finding(), None, "it may still answer");
+    assert_eq!(court.members[0].finding(), None, "it may still reply");
     court.pass(WINDOW);
     let stuck = Stuck {
         rank: Rank(1),
@@ -171,7 +171,7 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
     };
     assert_eq!(court.members[0].finding(), Some(&expected));
     assert!(!court.members[0].failed(), "an opinion ends nothing");
-    court.act(0, |trial, now, out| trial.give_up("it took too long", now, out));
+    court.act(0, |detector, now, out| detector.give_up("it took too long", now, out));
     court.carry(reports);
     assert_eq!(court.verdict(), expected);
 }
@@ -179,11 +179,15 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
 #[test]
 fn an_investigation_ends_as_soon_as_all_have_answered() {
     let mut court = Court::new(3);
-    court.members[0].watch().begin(1, Collective::Reduce);
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
+    court.members[0].monitor().begin(1, Collective::Reduce);
+    court.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
     court.carry(nobody);
-    let own = Some(court.now + WINDOW / 2);
-    assert_eq!(court.members[0].due(), own, "only its own engine may say more");
+    let local_deadline = Some(court.now + WINDOW / 2);
+    assert_eq!(
+        court.members[0].due(),
+        local_deadline,
+        "only its local_deadline engine may say more"
+    );
     court.carry(|_| Some(vec![wait(2)]));
     let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
     assert_eq!(
@@ -203,8 +207,8 @@ fn an_engine_that_nobody_drives_is_said_to_be_idle() {
     court
         .members
         .iter()
-        .for_each(|member| member.watch().begin(1, Collective::Reduce));
-    court.act(0, |trial, now, out| trial.investigate(WINDOW, false, now, out));
+        .for_each(|member| member.monitor().begin(1, Collective::Reduce));
+    court.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| (rank == 0).then(|| vec![wait(1)]);
     court.carry(reports);
     assert_eq!(court.members[0].finding(), None, "it has half the time to report");
@@ -220,17 +224,21 @@ fn links_are_tried_where_one_has_failed_and_only_there() {
     for links in [false, true] {
         let mut court = Court::new(4);
         for (rank, member) in court.members.iter().enumerate() {
-            member.watch().begin(1, Collective::Reduce);
-            assert_eq!(member.watch().links_wanted(), None);
+            member.monitor().begin(1, Collective::Reduce);
+            assert_eq!(member.monitor().requested_link_test(), None);
             let reached = (0..4).filter(|to| *to != rank as u32 && rank != 1 && *to != 1);
             // As engines that try at once have it, and only if it is wanted.
             if links {
-                member.watch().reach(reached.map(Rank).collect());
+                member.monitor().report_reachable(reached.map(Rank).collect());
             }
         }
-        court.act(0, |trial, now, out| trial.investigate(WINDOW, links, now, out));
+        court.act(0, |detector, now, out| detector.investigate(WINDOW, links, now, out));
         court.carry(|rank| {
-            let awaited = if rank == 0 { Awaited::Nothing } else { Awaited::Message };
+            let awaited = if rank == 0 {
+                Awaited::QueuePairFailed
+            } else {
+                Awaited::Message
+            };
             Some(vec![Wait {
                 awaited,
                 ..wait(if rank == 0 { 1 } else { 0 })
@@ -238,7 +246,10 @@ fn links_are_tried_where_one_has_failed_and_only_there() {
         });
         for member in &court.members {
             // Less than half of the time that there is to report.
-            assert_eq!(member.watch().links_wanted(), links.then_some(TRIAL));
+            assert_eq!(
+                member.monitor().requested_link_test(),
+                links.then_some(LINK_TEST_TIMEOUT)
+            );
         }
         let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
         let (rank, peer) = (Rank(0), Rank(1));
@@ -254,7 +265,7 @@ fn links_are_tried_where_one_has_failed_and_only_there() {
 fn who_gives_up_without_a_finding_says_its_own_reason_on_one_line() {
     let mut court = Court::new(2);
     let reason = format!("the disk\nis full {}", "!".repeat(5000));
-    court.act(1, |trial, now, out| trial.give_up(&reason, now, out));
+    court.act(1, |detector, now, out| detector.give_up(&reason, now, out));
     court.carry(nobody);
     let Cause::Aborted { rank, reason } = court.verdict().cause else {
         panic!("{:?}", court.verdict());
@@ -270,13 +281,13 @@ fn who_gives_up_without_a_finding_says_its_own_reason_on_one_line() {
 fn a_member_that_says_nothing_delays_the_verdict_and_does_not_prevent_it() {
     let mut court = Court::new(3);
     court.deaf[1] = true;
-    court.act(0, |trial, now, out| trial.give_up("enough", now, out));
+    court.act(0, |detector, now, out| detector.give_up("enough", now, out));
     court.carry(nobody);
     assert!(court.members[0].failed() && court.members[0].verdict().is_none());
-    assert_eq!(court.members[0].due(), Some(court.now + SETTLE));
-    court.pass(SETTLE);
+    assert_eq!(court.members[0].due(), Some(court.now + AGREEMENT_TIMEOUT));
+    court.pass(AGREEMENT_TIMEOUT);
     assert_eq!(court.verdict().cause.culprit(), Rank(0));
-    // It wakes, hears of it now, and changes nothing.
+    // It wakes, is_investigating of it now, and changes nothing.
     court.deaf[1] = false;
     let late = Verdict {
         cause: Cause::Died {
@@ -285,8 +296,8 @@ fn a_member_that_says_nothing_delays_the_verdict_and_does_not_prevent_it() {
         },
         stuck: None,
     };
-    court.act(0, |trial, now, out| {
-        trial.receive(Rank(1), Message::Verdict(late), now, out)
+    court.act(0, |detector, now, out| {
+        detector.receive(Rank(1), Message::Verdict(late), now, out)
     });
     assert_eq!(court.members[0].verdict().unwrap().cause.culprit(), Rank(0));
 }
@@ -298,12 +309,12 @@ fn nonsense_from_a_member_is_ignored() {
         cause: Cause::Left { rank: Rank(2) },
         stuck: None,
     };
-    let answer = Message::Answer {
+    let reply = Message::Reply {
         number: 5,
         report: Report::default(),
     };
-    for message in [Message::Verdict(beyond), answer] {
-        court.act(0, |trial, now, out| trial.receive(Rank(1), message, now, out));
+    for message in [Message::Verdict(beyond), reply] {
+        court.act(0, |detector, now, out| detector.receive(Rank(1), message, now, out));
     }
     assert!(!court.members[0].failed() && court.members[0].due().is_none());
 }
