@@ -8,59 +8,59 @@
 //! - **LL**, *low latency*: words of 4 bytes of data and 4 of flag, by one WRITE into a ring of slots in the mailbox. The flag is the message's number; no other message is needed, and nobody waits for a grant.
 //! - **LL128**: the same by lines of 120 bytes of data and 8 of flag.
 //!
-//! Where the parts of an operation have lengths of their own, each end says its *terms* beside: how many bytes it sends, and how many it expects (`TERMS`, a ring of slots too). Nobody writes where the other has granted memory, nor takes
+//! Where the parts of an operation have lengths of their own, each end says its *terms* beside: how many bytes it sends, and how many it expects (`LENGTHS_RING`, a ring of slots too). Nobody writes where the other has granted memory, nor takes
 //! what has come, before both have said the same.
 //!
-//! The slots of a ring, of any kind, come back by a count (`RETURNED`) that the receiver writes every half ring.
+//! The slots of a ring, of any kind, come back by a count (`CREDITS`) that the receiver writes every half ring.
 
 use crate::types::Protocol;
 
 /// Grants that may be outstanding on a connection.
 pub(crate) const GRANTS: u64 = 16;
 /// Bytes of a grant: address, key, length, how much of the message is to come (of messages between two ranks; else 0), number.
-pub(crate) const GRANT: usize = 32;
+pub(crate) const GRANT_BYTES: usize = 32;
 /// Bytes of a message of Simple that is eager, at most. Both ends know how long a message is.
-pub(crate) const EAGER: usize = 16 << 10;
+pub(crate) const EAGER_BYTES: usize = 16 << 10;
 /// Slots for eager messages.
 pub(crate) const EAGER_SLOTS: u64 = 8;
 /// Bytes of an end's terms: how many it sends, how many it expects, number.
-pub(crate) const TERMS: usize = 24;
+pub(crate) const LENGTHS_BYTES: usize = 24;
 /// Slots for terms.
-pub(crate) const TERMS_SLOTS: u64 = 16;
+pub(crate) const LENGTHS_SLOTS: u64 = 16;
 
 /// Where things lie in a mailbox.
-pub(crate) mod at {
-    use super::{EAGER, EAGER_SLOTS, GRANT, GRANTS, Lines, TERMS_SLOTS};
+pub(crate) mod mailbox {
+    use super::{EAGER_BYTES, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_SLOTS, LineProtocol};
 
     /// The number of the last message of Simple that is there.
     pub(crate) const ARRIVED: usize = 0;
     /// Slots given back, of LL, of LL128, of eager messages of Simple and of terms.
-    pub(crate) const RETURNED: [usize; 4] = [8, 16, 24, 32];
+    pub(crate) const CREDITS: [usize; 4] = [8, 16, 24, 32];
     /// What is written to try a link; nobody reads it.
-    pub(crate) const TRIED: usize = 40;
+    pub(crate) const PROBE: usize = 40;
     /// The grants, in turn.
-    pub(crate) const GRANTED: usize = 64;
+    pub(crate) const GRANT_RING: usize = 64;
     /// The rings of slots for lines.
-    pub(crate) const RINGS: [usize; 2] = [
-        GRANTED + GRANTS as usize * GRANT,
-        GRANTED + GRANTS as usize * GRANT + Lines::Ll.ring(),
+    pub(crate) const LINE_RINGS: [usize; 2] = [
+        GRANT_RING + GRANTS as usize * GRANT_BYTES,
+        GRANT_RING + GRANTS as usize * GRANT_BYTES + LineProtocol::Ll.ring(),
     ];
     /// The ring of slots for eager messages.
-    pub(crate) const EAGERS: usize = RINGS[1] + Lines::Ll128.ring();
+    pub(crate) const EAGER_RING: usize = LINE_RINGS[1] + LineProtocol::Ll128.ring();
     /// The ring of slots for terms.
-    pub(crate) const TERMS: usize = EAGERS + EAGER_SLOTS as usize * EAGER;
+    pub(crate) const LENGTHS_RING: usize = EAGER_RING + EAGER_SLOTS as usize * EAGER_BYTES;
     /// Its length.
-    pub(crate) const LEN: usize = TERMS + TERMS_SLOTS as usize * super::TERMS;
+    pub(crate) const LEN: usize = LENGTHS_RING + LENGTHS_SLOTS as usize * super::LENGTHS_BYTES;
 }
 
 /// The protocols of lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lines {
+pub(crate) enum LineProtocol {
     Ll,
     Ll128,
 }
 
-impl Lines {
+impl LineProtocol {
     /// As an index of what there is one of each.
     pub(crate) const fn index(self) -> usize {
         match self {
@@ -91,7 +91,7 @@ impl Lines {
     }
 
     /// Bytes of data that a slot takes.
-    pub(crate) const fn room(self) -> usize {
+    pub(crate) const fn capacity(self) -> usize {
         match self {
             Self::Ll => self.slot() / 2,
             Self::Ll128 => self.slot() / 128 * 120,
@@ -99,7 +99,7 @@ impl Lines {
     }
 
     /// Bytes of a slot that a message takes: one word or line at least, as its flag is what tells of it.
-    pub(crate) const fn wire(self, bytes: usize) -> usize {
+    pub(crate) const fn wire_bytes(self, bytes: usize) -> usize {
         let bytes = if bytes == 0 { 1 } else { bytes };
         match self {
             Self::Ll => bytes.div_ceil(4) * 8,
@@ -110,11 +110,11 @@ impl Lines {
 
 impl Protocol {
     /// The lines it is of; none for Simple.
-    pub(crate) const fn lines(self) -> Option<Lines> {
+    pub(crate) const fn lines(self) -> Option<LineProtocol> {
         match self {
             Self::Simple => None,
-            Self::Ll => Some(Lines::Ll),
-            Self::Ll128 => Some(Lines::Ll128),
+            Self::Ll => Some(LineProtocol::Ll),
+            Self::Ll128 => Some(LineProtocol::Ll128),
         }
     }
 }
@@ -125,23 +125,33 @@ mod tests {
 
     #[test]
     fn a_full_slot_is_what_its_room_takes() {
-        for lines in [Lines::Ll, Lines::Ll128] {
-            assert_eq!(lines.wire(lines.room()), lines.slot());
-            assert!(lines.wire(lines.room() + 1) > lines.slot());
+        for lines in [LineProtocol::Ll, LineProtocol::Ll128] {
+            assert_eq!(lines.wire_bytes(lines.capacity()), lines.slot());
+            assert!(lines.wire_bytes(lines.capacity() + 1) > lines.slot());
         }
-        assert_eq!((Lines::Ll.wire(0), Lines::Ll128.wire(0)), (8, 128));
+        assert_eq!(
+            (LineProtocol::Ll.wire_bytes(0), LineProtocol::Ll128.wire_bytes(0)),
+            (8, 128)
+        );
     }
 
     #[test]
     fn nothing_in_a_mailbox_overlaps() {
-        assert!(at::RETURNED[3] + 8 <= at::TRIED && at::TRIED + 8 <= at::GRANTED);
-        let areas = [at::GRANTED, at::RINGS[0], at::RINGS[1], at::EAGERS, at::TERMS, at::LEN];
+        assert!(mailbox::CREDITS[3] + 8 <= mailbox::PROBE && mailbox::PROBE + 8 <= mailbox::GRANT_RING);
+        let areas = [
+            mailbox::GRANT_RING,
+            mailbox::LINE_RINGS[0],
+            mailbox::LINE_RINGS[1],
+            mailbox::EAGER_RING,
+            mailbox::LENGTHS_RING,
+            mailbox::LEN,
+        ];
         let lengths = [
-            GRANTS as usize * GRANT,
-            Lines::Ll.ring(),
-            Lines::Ll128.ring(),
-            EAGER_SLOTS as usize * EAGER,
-            TERMS_SLOTS as usize * TERMS,
+            GRANTS as usize * GRANT_BYTES,
+            LineProtocol::Ll.ring(),
+            LineProtocol::Ll128.ring(),
+            EAGER_SLOTS as usize * EAGER_BYTES,
+            LENGTHS_SLOTS as usize * LENGTHS_BYTES,
         ];
         assert!(areas.iter().all(|area| area.is_multiple_of(64)));
         assert!(

@@ -5,7 +5,7 @@ use core::mem;
 use std::fmt;
 use std::time::Duration;
 
-use super::data::{Held, Lent, Owned};
+use super::data::{BufferRef, KeepAlive, Owned};
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
 use crate::executor::{Direction, Parts, Ticket};
@@ -60,7 +60,7 @@ impl<A: Accumulator> From<PreMulSum<A>> for Reduction {
 
 /// How an operation is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Settings {
+pub(super) struct CallSettings {
     pub(super) deadline: Duration,
     pub(super) deterministic: bool,
     pub(super) forced: Overrides,
@@ -68,7 +68,7 @@ pub(super) struct Settings {
 
 /// What is to be done.
 #[derive(Debug)]
-pub(super) struct Spec {
+pub(super) struct OperationSpec {
     pub(super) collective: Collective,
     pub(super) root: Rank,
     pub(super) reduction: Reduction,
@@ -80,37 +80,37 @@ pub(super) struct Spec {
     pub(super) parts: Option<Parts>,
     /// Of a message between two ranks: who the other is, and which end of it this is.
     pub(super) message: Option<(Rank, Direction)>,
-    pub(super) input: Lent,
-    pub(super) output: Lent,
+    pub(super) input: BufferRef,
+    pub(super) output: BufferRef,
 }
 
-impl Spec {
+impl OperationSpec {
     /// Whether no rank has an element, so that nobody has to wait for anybody: all say the same count.
     #[inline]
-    pub(super) fn is_nothing(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.count == 0 && self.parts.is_none() && self.message.is_none() && self.collective != Collective::Barrier
     }
 }
 
-/// What two operations are alike in that are done in the same way, and differ at most in where their data lies.
+/// What two operations are alike in that are done in the same way, and differ at most in where their data region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Likeness {
+pub(super) struct CacheKey {
     collective: Collective,
     root: Rank,
     op: ReduceOp,
     data: DataType,
     count: u64,
     /// Bytes from the input to the output; none where only one is there.
-    apart: Option<usize>,
-    gives: bool,
-    gets: bool,
-    settings: Settings,
+    input_to_output: Option<usize>,
+    has_input: bool,
+    has_output: bool,
+    settings: CallSettings,
 }
 
-impl Likeness {
+impl CacheKey {
     /// Of operations that have one: none whose parts have lengths of their own, whose input is changed before or whose operator is the user's, and no messages between two ranks.
     #[inline]
-    pub(super) fn of(spec: &Spec, settings: &Settings) -> Option<Self> {
+    pub(super) fn of(spec: &OperationSpec, settings: &CallSettings) -> Option<Self> {
         let Op::Builtin(op) = spec.reduction.op else {
             return None;
         };
@@ -118,16 +118,16 @@ impl Likeness {
             return None;
         }
         let (input, output) = (spec.input.start().addr(), spec.output.start().addr());
-        let (gives, gets) = (spec.input.is_some(), spec.output.is_some());
+        let (has_input, has_output) = (spec.input.is_some(), spec.output.is_some());
         Some(Self {
             collective: spec.collective,
             root: spec.root,
             op,
             data: spec.data,
             count: spec.count,
-            apart: (gives && gets).then(|| output.wrapping_sub(input)),
-            gives,
-            gets,
+            input_to_output: (has_input && has_output).then(|| output.wrapping_sub(input)),
+            has_input,
+            has_output,
             settings: *settings,
         })
     }
@@ -139,8 +139,8 @@ impl Likeness {
 #[must_use = "nothing is done before `wait`, `start`, or that it is added to a group"]
 pub struct Call<'c, B> {
     comm: &'c Communicator,
-    spec: Result<Spec, CollectiveError>,
-    settings: Settings,
+    spec: Result<OperationSpec, CollectiveError>,
+    settings: CallSettings,
     buffers: B,
 }
 
@@ -154,7 +154,7 @@ impl<B> fmt::Debug for Call<'_, B> {
 }
 
 impl<'c, B> Call<'c, B> {
-    pub(super) fn new(comm: &'c Communicator, spec: Result<Spec, CollectiveError>, buffers: B) -> Self {
+    pub(super) fn new(comm: &'c Communicator, spec: Result<OperationSpec, CollectiveError>, buffers: B) -> Self {
         Self {
             comm,
             spec,
@@ -202,7 +202,7 @@ impl<'c, B> Call<'c, B> {
         self
     }
 
-    /// Does it, and returns when it is done here: what this rank gets is there, and what it gives may be changed.
+    /// Does it, and returns when it is done here: what this rank has_output is there, and what it has_input may be changed.
     ///
     /// # Errors
     /// [`CollectiveError::Failed`] within the deadline if it cannot be done; others if what was asked for makes no sense, and then nothing was begun.
@@ -224,7 +224,7 @@ impl<'c, B> Call<'c, B> {
 }
 
 impl<'c, B: Owned> Call<'c, B> {
-    /// Begins it, and returns at once. The buffers come back from the [`Request`]. It gets on while somebody waits for it, tests it or does something else with this communicator; with
+    /// Begins it, and returns at once. The buffers come back from the [`Request`]. It has_output on while somebody waits for it, tests it or does something else with this communicator; with
     /// [`progress_thread`](super::Options::progress_thread), always.
     ///
     /// # Errors
@@ -262,7 +262,7 @@ impl<B: Owned> Request<'_, B> {
         Ok(self.done)
     }
 
-    /// Waits until it is done, and gives its buffers back.
+    /// Waits until it is done, and has_input its buffers back.
     ///
     /// # Errors
     /// As [`Call::wait`]. The buffers are gone then: what is in them is of no use, and neither is the communicator.
@@ -280,7 +280,7 @@ impl<B: Owned> Request<'_, B> {
 impl<B: Owned> Drop for Request<'_, B> {
     fn drop(&mut self) {
         if let Some(buffers) = self.buffers.as_ref().filter(|_| !self.done) {
-            self.comm.shared.abandon(self.ticket, Held::keep(buffers));
+            self.comm.shared.abandon(self.ticket, KeepAlive::segments(buffers));
         }
     }
 }
@@ -295,16 +295,16 @@ impl<B: Owned> fmt::Debug for Request<'_, B> {
 }
 
 /// What is only held.
-trait Anything {}
+trait Erased {}
 
-impl<B> Anything for B {}
+impl<B> Erased for B {}
 
 /// Operations that are done together: see [`Communicator::group`]. What they borrow is borrowed for `'g`, which is longer than the group lasts.
 pub struct Batch<'g> {
     comm: &'g Communicator,
     tickets: Vec<Ticket>,
     /// What the operations have, which may be theirs.
-    buffers: Vec<Box<dyn Anything + 'g>>,
+    buffers: Vec<Box<dyn Erased + 'g>>,
     /// Neither longer nor shorter.
     borrowed: PhantomData<&'g mut &'g ()>,
 }
@@ -352,7 +352,7 @@ impl Drop for Batch<'_> {
             // Somebody panics, and what the operations borrow goes.
             self.comm
                 .shared
-                .halt("a thread panicked while operations of its own were under way");
+                .abort_local("a thread panicked while operations of its own were under way");
         }
     }
 }

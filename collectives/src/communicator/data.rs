@@ -18,26 +18,26 @@ pub struct CommBuffer<T: Element> {
     segment: Arc<Segment>,
     len: usize,
     /// The communicator that it is registered for.
-    home: u64,
+    communicator: u64,
     element: PhantomData<T>,
 }
 
 impl<T: Element> CommBuffer<T> {
     /// `len` elements at the beginning of `segment`, which nobody else has.
-    pub(super) fn new(segment: Arc<Segment>, len: usize, home: u64) -> Self {
+    pub(super) fn new(segment: Arc<Segment>, len: usize, communicator: u64) -> Self {
         debug_assert!(len * size_of::<T>() <= segment.len());
         Self {
             segment,
             len,
-            home,
+            communicator,
             element: PhantomData,
         }
     }
 
-    fn lent(&self, user: u64) -> Lent {
-        Lent {
+    fn buffer(&self, user: u64) -> BufferRef {
+        BufferRef {
             start: self.segment.start(),
-            segment: if self.home == user {
+            segment: if self.communicator == user {
                 Arc::as_ptr(&self.segment)
             } else {
                 core::ptr::null()
@@ -46,21 +46,21 @@ impl<T: Element> CommBuffer<T> {
     }
 }
 
-/// Where memory lies that a call's buffers have, for as long as they do: [`Data`] that keeps nothing, as counting who keeps a segment is a fifth of what the shortest operations cost.
+/// Where memory region that a call's buffers have, for as long as they do: [`Data`] that keeps nothing, as counting who keeps a segment is a fifth of what the shortest operations cost.
 #[derive(Clone, Copy, Debug)]
-pub struct Lent {
+pub struct BufferRef {
     /// Null if there is none.
     start: *mut u8,
-    /// The segment in which it lies, from an `Arc` that the buffers have; null for plain memory.
+    /// The segment in which it region, from an `Arc` that the buffers have; null for plain memory.
     segment: *const Segment,
 }
 
 // SAFETY: pointers are only followed by an engine, as those of `Data` are, and by `data`, which has promises about them.
-unsafe impl Send for Lent {}
+unsafe impl Send for BufferRef {}
 // SAFETY: as above.
-unsafe impl Sync for Lent {}
+unsafe impl Sync for BufferRef {}
 
-impl Lent {
+impl BufferRef {
     /// None.
     pub(super) const NONE: Self = Self {
         start: core::ptr::null_mut(),
@@ -91,8 +91,8 @@ impl Lent {
         self.start
     }
 
-    /// Where a part of it begins, so many elements behind its beginning; nowhere if there is none.
-    pub(super) fn behind(self, elements: usize, element: DataType) -> Self {
+    /// Where a part of it begins, so many elements offset_by its beginning; nowhere if there is none.
+    pub(super) fn offset_by(self, elements: usize, element: DataType) -> Self {
         if !self.is_some() {
             return self;
         }
@@ -149,44 +149,44 @@ impl<T: Element> fmt::Debug for CommBuffer<T> {
 }
 
 mod sealed {
-    use super::{Arc, Lent, Segment};
+    use super::{Arc, BufferRef, Segment};
 
     /// What an operation is told of memory: where it is, and how many elements.
-    pub trait Lies {
-        /// Where it lies, for the communicator of this number, and how many elements it has.
-        fn lies(&mut self, user: u64) -> (Lent, usize);
+    pub trait AsRegion {
+        /// Where it region, for the communicator of this number, and how many elements it has.
+        fn region(&mut self, user: u64) -> (BufferRef, usize);
     }
 
     /// What can be held until an operation is done, whoever forgets about it.
-    pub trait Held {
+    pub trait KeepAlive {
         /// The memory, to be kept.
-        fn keep(&self) -> [Option<Arc<Segment>>; 2];
+        fn segments(&self) -> [Option<Arc<Segment>>; 2];
     }
 }
 
-pub(super) use sealed::{Held, Lies};
+pub(super) use sealed::{AsRegion, KeepAlive};
 
 /// What a rank can give to an operation: `&[T]`, `&[T; N]`, `&Vec<T>`, `&CommBuffer<T>`, or a `CommBuffer<T>` to be given back.
-pub trait Source: sealed::Lies {
+pub trait Source: sealed::AsRegion {
     /// What it is made of.
     type Element: Element;
 }
 
 /// What an operation can write to: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut CommBuffer<T>`, or a `CommBuffer<T>` to be given back.
-pub trait Target: sealed::Lies {
+pub trait Target: sealed::AsRegion {
     /// What it is made of.
     type Element: Element;
 }
 
 /// What an operation can own while it is under way, so that its caller need not wait: a [`CommBuffer`], or two.
-pub trait Owned: sealed::Held {}
+pub trait Owned: sealed::KeepAlive {}
 
-macro_rules! lies {
+macro_rules! region {
     ($trait:ident: $([$($generic:tt)*] $type:ty;)*) => {
         $(
-            impl<T: Element, $($generic)*> Lies for $type {
-                fn lies(&mut self, _user: u64) -> (Lent, usize) {
-                    (Lent::plain(self.as_ptr().cast_mut().cast()), self.len())
+            impl<T: Element, $($generic)*> AsRegion for $type {
+                fn region(&mut self, _user: u64) -> (BufferRef, usize) {
+                    (BufferRef::plain(self.as_ptr().cast_mut().cast()), self.len())
                 }
             }
 
@@ -197,19 +197,19 @@ macro_rules! lies {
     };
 }
 
-lies! {
+region! {
     Source:
     [] &[T];
     [const N: usize] &[T; N];
     [] &Vec<T>;
 }
 
-macro_rules! lies_mut {
+macro_rules! region_mut {
     ($([$($generic:tt)*] $type:ty;)*) => {
         $(
-            impl<T: Element, $($generic)*> Lies for $type {
-                fn lies(&mut self, _user: u64) -> (Lent, usize) {
-                    (Lent::plain(self.as_mut_ptr().cast()), self.len())
+            impl<T: Element, $($generic)*> AsRegion for $type {
+                fn region(&mut self, _user: u64) -> (BufferRef, usize) {
+                    (BufferRef::plain(self.as_mut_ptr().cast()), self.len())
                 }
             }
 
@@ -220,7 +220,7 @@ macro_rules! lies_mut {
     };
 }
 
-lies_mut! {
+region_mut! {
     [] &mut [T];
     [const N: usize] &mut [T; N];
     [] &mut Vec<T>;
@@ -229,9 +229,9 @@ lies_mut! {
 macro_rules! buffers {
     ($($type:ty: $($trait:ident)*;)*) => {
         $(
-            impl<T: Element> Lies for $type {
-                fn lies(&mut self, user: u64) -> (Lent, usize) {
-                    (self.lent(user), self.len)
+            impl<T: Element> AsRegion for $type {
+                fn region(&mut self, user: u64) -> (BufferRef, usize) {
+                    (self.buffer(user), self.len)
                 }
             }
 
@@ -250,16 +250,16 @@ buffers! {
     CommBuffer<T>: Source Target;
 }
 
-impl<T: Element> Held for CommBuffer<T> {
-    fn keep(&self) -> [Option<Arc<Segment>>; 2] {
+impl<T: Element> KeepAlive for CommBuffer<T> {
+    fn segments(&self) -> [Option<Arc<Segment>>; 2] {
         [Some(Arc::clone(&self.segment)), None]
     }
 }
 
 impl<T: Element> Owned for CommBuffer<T> {}
 
-impl<T: Element> Held for (CommBuffer<T>, CommBuffer<T>) {
-    fn keep(&self) -> [Option<Arc<Segment>>; 2] {
+impl<T: Element> KeepAlive for (CommBuffer<T>, CommBuffer<T>) {
+    fn segments(&self) -> [Option<Arc<Segment>>; 2] {
         [Some(Arc::clone(&self.0.segment)), Some(Arc::clone(&self.1.segment))]
     }
 }

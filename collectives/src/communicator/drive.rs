@@ -8,12 +8,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::call::{Likeness, Settings, Spec};
+use super::call::{CacheKey, CallSettings, OperationSpec};
 use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
-use crate::executor::{Direction, EngineError, Failed, Message, Operation, Patience, Remembered, Ticket};
+use crate::executor::{Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Ticket};
 use crate::failure::{AGREEMENT_TIMEOUT, ProgressMonitor, Wait};
 use crate::kernel::Function;
 use crate::memory::Segment;
@@ -22,14 +22,14 @@ use crate::tune::Overrides;
 use crate::types::{Protocol, Rank};
 
 /// Turns without news between two looks at the clock.
-const LOOK_AT_CLOCK: u32 = 64;
+const CLOCK_CHECK_INTERVAL: u32 = 64;
 /// How long a member may take to answer what it waits for, before it is taken to be stopped, where the deadline leaves so much.
-const ANSWER: Duration = Duration::from_millis(500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two looks at what others have to say about a failure.
-const PAUSE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long the thread in the background stays away from a lock that somebody wants.
-const AWAY: Duration = Duration::from_micros(20);
+const LOCK_YIELD: Duration = Duration::from_micros(20);
 
 /// What the threads of a rank share.
 pub(super) struct Shared {
@@ -39,35 +39,35 @@ pub(super) struct Shared {
     pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
     /// As it is at the beginning of a wait.
-    timeout: Patience,
+    backoff: Backoff,
     /// Whether a thread in the background drives what was started; and threads that want the lock, or have it, other than that one.
     background: bool,
-    wanted: AtomicUsize,
+    lock_waiters: AtomicUsize,
     /// Whether the thread in the background is to end.
-    over: AtomicBool,
+    shutdown: AtomicBool,
     /// Something was started.
     started: Condvar,
 }
 
-/// The lock, wanted by somebody who calls the communicator.
-struct Locked<'s> {
+/// The lock, lock_waiters by somebody who calls the communicator.
+struct StateLock<'s> {
     state: MutexGuard<'s, State>,
     shared: &'s Shared,
 }
 
-impl Drop for Locked<'_> {
+impl Drop for StateLock<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.shared.background {
-            self.shared.wanted.fetch_sub(1, Ordering::Relaxed);
+            self.shared.lock_waiters.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 /// Fails the engine if driving it panics, as an operator of the user's may: then its queue pairs are gone, and nobody touches what operations have borrowed.
-struct Panicking<'a>(&'a mut State);
+struct AbortOnPanic<'a>(&'a mut State);
 
-impl Drop for Panicking<'_> {
+impl Drop for AbortOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.engine.abort("an operator panicked");
@@ -76,7 +76,7 @@ impl Drop for Panicking<'_> {
 }
 
 /// Shortly before the end of an operation's time: when it has to be given up for all ranks to hear of it in time.
-fn margin(deadline: Duration) -> Duration {
+fn agreement_margin(deadline: Duration) -> Duration {
     (AGREEMENT_TIMEOUT + AGREEMENT_TIMEOUT / 4).min(deadline / 8)
 }
 
@@ -85,23 +85,23 @@ impl Shared {
         Self {
             monitor: group.control().monitor(),
             rank: group.rank(),
-            timeout: state.engine.timeout().clone(),
+            backoff: state.engine.backoff().clone(),
             state: Mutex::new(state),
             group: Mutex::new(group),
             background,
-            wanted: AtomicUsize::new(0),
-            over: AtomicBool::new(false),
+            lock_waiters: AtomicUsize::new(0),
+            shutdown: AtomicBool::new(false),
             started: Condvar::new(),
         }
     }
 
     /// A panic while it is held has failed the engine, and left the rest as it was.
     #[inline]
-    fn lock(&self) -> Locked<'_> {
+    fn lock(&self) -> StateLock<'_> {
         if self.background {
-            self.wanted.fetch_add(1, Ordering::Relaxed);
+            self.lock_waiters.fetch_add(1, Ordering::Relaxed);
         }
-        Locked {
+        StateLock {
             state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
             shared: self,
         }
@@ -118,48 +118,48 @@ impl Shared {
     }
 
     /// Begins an operation.
-    pub(super) fn begin(&self, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
+    pub(super) fn begin(&self, spec: OperationSpec, settings: &CallSettings) -> Result<Ticket, CollectiveError> {
         self.submit(&mut self.lock().state, spec, settings)
     }
 
     /// Begins an operation and drives it to its end.
     #[inline]
-    pub(super) fn run(&self, spec: Spec, settings: &Settings) -> Result<(), CollectiveError> {
-        let nothing = spec.is_nothing() && settings.forced.algorithm.is_none();
-        let likeness = (!nothing).then(|| Likeness::of(&spec, settings)).flatten();
+    pub(super) fn run(&self, spec: OperationSpec, settings: &CallSettings) -> Result<(), CollectiveError> {
+        let nothing = spec.is_empty() && settings.forced.algorithm.is_none();
+        let cache_key = (!nothing).then(|| CacheKey::of(&spec, settings)).flatten();
         let mut lock = self.lock();
         let state = &mut *lock.state;
         if nothing && !self.monitor.needs_attention() && state.failed.is_none() {
             return Ok(());
         }
-        let remembered = likeness.as_ref().and_then(|likeness| state.remembered(likeness));
-        if let Some(remembered) = remembered.filter(|_| !self.monitor.needs_attention()) {
-            return match self.repeat(state, remembered, &spec) {
+        let cached = cache_key.as_ref().and_then(|cache_key| state.cached(cache_key));
+        if let Some(cached) = cached.filter(|_| !self.monitor.needs_attention()) {
+            return match self.run_cached(state, cached, &spec) {
                 Some(ticket) => self.finish(lock, ticket),
                 None => Ok(()),
             };
         }
         let ticket = self.submit(state, spec, settings)?;
-        if ticket == Ticket::NOTHING {
+        if ticket == Ticket::NO_OP {
             return Ok(());
         }
-        if let Some(likeness) = likeness {
-            state.remember(likeness, ticket);
+        if let Some(cache_key) = cache_key {
+            state.cache_program(cache_key, ticket);
         }
         self.finish(lock, ticket)
     }
 
-    /// Does an operation that is like the one before; gives its ticket if it is not done in a few microseconds.
+    /// Does an operation that is like the one before; has_input its ticket if it is not done in a few microseconds.
     #[inline]
-    fn repeat(&self, state: &mut State, remembered: Remembered, spec: &Spec) -> Option<Ticket> {
+    fn run_cached(&self, state: &mut State, cached: CachedProgram, spec: &OperationSpec) -> Option<Ticket> {
         let number = state.engine.next_number();
         self.monitor.begin(number, spec.collective);
         let data = (spec.input.start(), spec.output.start());
         // SAFETY: as of `submit`; and it is like the last, as it has been compared.
-        let ticket = unsafe { state.engine.again(remembered, data, || self.monitor.needs_attention()) };
+        let ticket = unsafe { state.engine.run_cached(cached, data, || self.monitor.needs_attention()) };
         if ticket.is_none() {
             self.monitor.finish(number);
-            state.stall = Stall::Quiet;
+            state.stall = Stall::None;
         }
         ticket
     }
@@ -169,15 +169,20 @@ impl Shared {
         self.finish(self.lock(), ticket)
     }
 
-    fn submit(&self, state: &mut State, spec: Spec, settings: &Settings) -> Result<Ticket, CollectiveError> {
+    fn submit(
+        &self,
+        state: &mut State,
+        spec: OperationSpec,
+        settings: &CallSettings,
+    ) -> Result<Ticket, CollectiveError> {
         if self.monitor.failed() || state.failed.is_some() {
-            return Err(self.conclude(state));
+            return Err(self.record_failure(state));
         }
         if !state.abandoned.is_empty() {
-            state.reap();
+            state.drop_completed();
         }
-        if spec.is_nothing() && settings.forced.algorithm.is_none() {
-            return Ok(Ticket::NOTHING);
+        if spec.is_empty() && settings.forced.algorithm.is_none() {
+            return Ok(Ticket::NO_OP);
         }
         if let Some((peer, direction)) = spec.message {
             return self.submit_message(state, spec, settings, (peer, direction));
@@ -210,7 +215,7 @@ impl Shared {
                 self.monitor.begin(ticket.number(), spec.collective);
                 Ok(ticket)
             }
-            Err(EngineError::Failed(_)) => Err(self.conclude(state)),
+            Err(EngineError::Failed(_)) => Err(self.record_failure(state)),
             Err(error) => Err(error.into()),
         }
     }
@@ -219,8 +224,8 @@ impl Shared {
     fn submit_message(
         &self,
         state: &mut State,
-        spec: Spec,
-        settings: &Settings,
+        spec: OperationSpec,
+        settings: &CallSettings,
         (peer, direction): (Rank, Direction),
     ) -> Result<Ticket, CollectiveError> {
         let Overrides {
@@ -232,12 +237,12 @@ impl Shared {
                 what: "a message between two ranks goes by no algorithm, and by the protocol simple".to_owned(),
             });
         }
-        let lent = match direction {
+        let buffer = match direction {
             Direction::Send => spec.input,
             Direction::Receive => spec.output,
         };
         // SAFETY: as of `submit`.
-        let data = unsafe { lent.data() };
+        let data = unsafe { buffer.data() };
         let bytes = usize::try_from(spec.bytes).unwrap_or(usize::MAX);
         let message = Message {
             peer,
@@ -252,70 +257,75 @@ impl Shared {
                 self.monitor.set_messages_in_flight(true);
                 Ok(ticket)
             }
-            Err(EngineError::Failed(_)) => Err(self.conclude(state)),
+            Err(EngineError::Failed(_)) => Err(self.record_failure(state)),
             Err(error) => Err(error.into()),
         }
     }
 
     #[inline]
-    fn finish<'s>(&'s self, mut lock: Locked<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
-        let mut timeout = self.timeout.clone();
+    fn finish<'s>(&'s self, mut lock: StateLock<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
+        let mut backoff = self.backoff.clone();
         let mut idle = 0u32;
         loop {
             let state = &mut *lock.state;
             if let Some(result) = state.engine.take(ticket) {
-                return self.taken(state, ticket, result);
+                return self.finish_result(state, ticket, result);
             }
             if !state.engine.has(ticket) {
                 return Ok(());
             }
-            while !self.turn(state, &mut idle) && timeout.is_eager() {
-                timeout.nothing();
+            while !self.poll_once(state, &mut idle) && backoff.is_spinning() {
+                backoff.idle();
             }
             if idle == 0 {
-                timeout.news();
+                backoff.reset();
             } else {
                 drop(lock);
-                timeout.nothing();
+                backoff.idle();
                 lock = self.lock();
             }
         }
     }
 
     #[inline]
-    fn taken(&self, state: &mut State, ticket: Ticket, result: Result<(), Failed>) -> Result<(), CollectiveError> {
+    fn finish_result(
+        &self,
+        state: &mut State,
+        ticket: Ticket,
+        result: Result<(), Failed>,
+    ) -> Result<(), CollectiveError> {
         match result {
             Ok(()) if ticket.is_message() => {
                 self.monitor.set_messages_in_flight(state.engine.exchanges());
-                state.stall = Stall::Quiet;
+                state.stall = Stall::None;
                 Ok(())
             }
             Ok(()) => {
                 self.monitor.finish(state.engine.finished());
-                state.stall = Stall::Quiet;
+                state.stall = Stall::None;
                 Ok(())
             }
-            Err(_) => Err(self.conclude(state)),
+            Err(_) => Err(self.record_failure(state)),
         }
     }
 
     /// Drives the engine once, and looks at what else may have happened. Whether anything moved.
     #[inline]
-    fn turn(&self, state: &mut State, idle: &mut u32) -> bool {
-        let driven = Panicking(state);
+    fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
+        let driven = AbortOnPanic(state);
         let moved = driven.0.engine.progress();
         drop(driven);
-        let attended = self.monitor.needs_attention() || state.engine.failed().is_some();
-        if attended {
-            self.attend(state);
+        let needs_attention = self.monitor.needs_attention() || state.engine.failed().is_some();
+        if needs_attention {
+            self.handle_attention(state);
         }
-        if moved || attended {
+        if moved || needs_attention {
             *idle = 0;
             true
         } else {
             *idle = idle.wrapping_add(1);
-            if idle.is_multiple_of(LOOK_AT_CLOCK) {
-                self.look_at_clock(state);
+            if idle.is_multiple_of(CLOCK_CHECK_INTERVAL) {
+                self.check_deadlines(state);
             }
             false
         }
@@ -326,10 +336,10 @@ impl Shared {
         let mut lock = self.lock();
         let state = &mut *lock.state;
         // The clock is looked at each time: who knows how often this is called.
-        let mut idle = LOOK_AT_CLOCK - 1;
-        self.turn(state, &mut idle);
+        let mut idle = CLOCK_CHECK_INTERVAL - 1;
+        self.poll_once(state, &mut idle);
         match state.engine.take(ticket) {
-            Some(result) => self.taken(state, ticket, result).map(|()| true),
+            Some(result) => self.finish_result(state, ticket, result).map(|()| true),
             None => Ok(!state.engine.has(ticket)),
         }
     }
@@ -338,12 +348,12 @@ impl Shared {
     pub(super) fn abandon(&self, ticket: Ticket, keep: [Option<Arc<Segment>>; 2]) {
         self.with(|state| {
             state.abandoned.push((ticket, keep));
-            state.reap();
+            state.drop_completed();
         });
     }
 
     /// Ends what is under way here, at once, without asking anybody.
-    pub(super) fn halt(&self, why: &str) {
+    pub(super) fn abort_local(&self, why: &str) {
         self.with(|state| {
             let waiting = state.engine.waiting();
             state.engine.abort(why);
@@ -361,12 +371,12 @@ impl Shared {
 
     /// Why it has failed, which it has.
     pub(super) fn why(&self) -> CollectiveError {
-        self.with(|state| self.conclude(state))
+        self.with(|state| self.record_failure(state))
     }
 
     /// Drives what is under way until nothing is, or until then.
     pub(super) fn drain(&self, until: Instant) {
-        let mut timeout = self.timeout.clone();
+        let mut backoff = self.backoff.clone();
         let mut idle = 0;
         loop {
             let mut lock = self.lock();
@@ -375,30 +385,30 @@ impl Shared {
             if !open || Instant::now() >= until {
                 return;
             }
-            if self.turn(state, &mut idle) {
-                timeout.news();
+            if self.poll_once(state, &mut idle) {
+                backoff.reset();
             } else {
                 drop(lock);
-                timeout.nothing();
+                backoff.idle();
             }
         }
     }
 
     /// Somebody asks what the engine waits for, or the group has failed.
     #[cold]
-    fn attend(&self, state: &mut State) {
+    fn handle_attention(&self, state: &mut State) {
         if self.monitor.failed() || state.engine.failed().is_some() {
-            self.conclude(state);
+            self.record_failure(state);
         } else if self.monitor.report_requested() {
             let waits = state.engine.report();
-            self.answer(state, waits);
+            self.report_waits(state, waits);
         }
     }
 
     /// Says what the engine waits for; and to whom its links work, if that is asked: then perhaps not yet.
-    fn answer(&self, state: &mut State, waits: Vec<Wait>) {
+    fn report_waits(&self, state: &mut State, waits: Vec<Wait>) {
         if let Some(timeout) = self.monitor.requested_link_test().filter(|_| state.engine.has_links()) {
-            let Some(reached) = state.engine.try_links(timeout) else {
+            let Some(reached) = state.engine.probe_links(timeout) else {
                 return;
             };
             self.monitor.report_reachable(reached);
@@ -406,38 +416,38 @@ impl Shared {
         self.monitor.report(waits);
     }
 
-    /// Asks the members when an operation takes long, and gives up when its time is nearly over.
+    /// Asks the members when an operation takes long, and has_input up when its time is nearly shutdown.
     #[cold]
-    fn look_at_clock(&self, state: &mut State) {
+    fn check_deadlines(&self, state: &mut State) {
         let Some((began, deadline)) = state.engine.expiring() else {
             return;
         };
         let since = began.elapsed();
         match state.stall {
-            _ if since < deadline / 2 => state.stall = Stall::Quiet,
-            Stall::Quiet => {
-                state.stall = Stall::Asked;
-                self.group().control().investigate(ANSWER.min(deadline / 4));
+            _ if since < deadline / 2 => state.stall = Stall::None,
+            Stall::None => {
+                state.stall = Stall::Investigated;
+                self.group().control().investigate(REPLY_TIMEOUT.min(deadline / 4));
             }
-            Stall::Asked if since >= deadline - margin(deadline) => {
+            Stall::Investigated if since >= deadline - agreement_margin(deadline) => {
                 let reason = format!("an operation has not finished within {deadline:?}");
                 self.group().control().give_up(&reason);
-                self.conclude(state);
+                self.record_failure(state);
             }
-            Stall::Asked => {}
+            Stall::Investigated => {}
         }
     }
 
     /// The engine or the group has failed: stops the engine, waits until the members have agreed on why, and keeps that.
     #[cold]
-    fn conclude(&self, state: &mut State) -> CollectiveError {
+    fn record_failure(&self, state: &mut State) -> CollectiveError {
         if let Some(failed) = &state.failed {
             return failed.clone().into();
         }
         let own = state.engine.failed().cloned();
         let waiting = state.engine.waiting();
         if let Some(own) = own.as_ref().filter(|_| !self.monitor.failed()) {
-            self.accuse(state, own);
+            self.handle_engine_failure(state, own);
         }
         state.engine.abort("the group has failed");
         let until = Instant::now() + 2 * AGREEMENT_TIMEOUT;
@@ -446,9 +456,9 @@ impl Shared {
             if failure.is_some() || Instant::now() >= until {
                 break failure;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         };
-        state.engine.let_go();
+        state.engine.release_queue_pairs();
         let peer = waiting.and_then(|waiting| self.group().members().get(waiting.peer.index()).cloned());
         let failed = Box::new(GroupFailed {
             rank: self.rank,
@@ -461,32 +471,31 @@ impl Shared {
         failed.into()
     }
 
-    /// This rank's engine has failed by itself: has the members find out why, and gives up.
-    fn accuse(&self, state: &mut State, own: &Failed) {
-        let left = state
-            .engine
-            .expiring()
-            .map_or(ANSWER, |(began, deadline)| deadline.saturating_sub(began.elapsed()));
+    /// This rank's engine has failed by itself: has the members find out why, and has_input up.
+    fn handle_engine_failure(&self, state: &mut State, own: &Failed) {
+        let left = state.engine.expiring().map_or(REPLY_TIMEOUT, |(began, deadline)| {
+            deadline.saturating_sub(began.elapsed())
+        });
         let reason = own.to_string();
         if matches!(own, Failed::Length { .. } | Failed::Parts { .. }) {
             // There is nothing to find out.
             return self.group().control().give_up(&reason);
         }
         let broken = state.engine.report();
-        let window = ANSWER.min(left / 4);
-        if state.stall == Stall::Quiet {
+        let window = REPLY_TIMEOUT.min(left / 4);
+        if state.stall == Stall::None {
             self.group().control().investigate_links(window);
         }
         // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
         let until = Instant::now() + window + left / 4;
         while Instant::now() < until && !self.monitor.failed() {
             if self.monitor.report_requested() {
-                self.answer(state, broken.clone());
+                self.report_waits(state, broken.clone());
             }
             if self.group().control().finding().is_some() {
                 break;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         }
         self.group().control().give_up(&reason);
     }
@@ -498,40 +507,40 @@ impl Shared {
 
     /// Has the thread in the background end.
     pub(super) fn end(&self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.shutdown.store(true, Ordering::Relaxed);
         // Under the lock, so that it cannot come between a look at the flag and falling asleep.
         self.with(|_| self.started.notify_all());
     }
 
     /// The thread in the background: drives what was started, whenever nobody else does.
     pub(super) fn drive_in_background(&self) {
-        let mut timeout = self.timeout.clone();
+        let mut backoff = self.backoff.clone();
         let mut idle = 0;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.shutdown.load(Ordering::Relaxed) {
             if state.failed.is_some() || state.engine.is_idle() {
-                timeout.news();
+                backoff.reset();
                 state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let moved = self.turn(&mut state, &mut idle);
+            let moved = self.poll_once(&mut state, &mut idle);
             if moved {
-                timeout.news();
+                backoff.reset();
             }
-            let wanted = || self.wanted.load(Ordering::Relaxed) > 0;
-            if !wanted() && (moved || timeout.is_eager()) {
+            let lock_waiters = || self.lock_waiters.load(Ordering::Relaxed) > 0;
+            if !lock_waiters() && (moved || backoff.is_spinning()) {
                 if !moved {
-                    timeout.nothing();
+                    backoff.idle();
                 }
                 continue;
             }
             drop(state);
-            while wanted() && !self.over.load(Ordering::Relaxed) {
+            while lock_waiters() && !self.shutdown.load(Ordering::Relaxed) {
                 // Whoever wants it may be waiting for an operation, and drives all of them meanwhile.
-                thread::sleep(AWAY);
+                thread::sleep(LOCK_YIELD);
             }
             if !moved {
-                timeout.nothing();
+                backoff.idle();
             }
             state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         }

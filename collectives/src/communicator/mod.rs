@@ -15,7 +15,7 @@
 //!
 //! All ranks call the same in the same order, with the same counts, operators and settings. How an operation is done is chosen once for each kind, root, type and size class, by costs that all ranks share, and kept.
 //!
-//! Failure is a value: an operation ends within its deadline, on all ranks, and the error names who is to blame and where this rank was. Afterwards [`shrink`](Communicator::shrink) gives a communicator of those who are left.
+//! Failure is a value: an operation ends within its deadline, on all ranks, and the error names who is to blame and where this rank was. Afterwards [`shrink`](Communicator::shrink) has_input a communicator of those who are left.
 //!
 //! - `call`: operations before and while they are under way; `data`: the memory that they work on; `collectives`: which there are; `messages`: between two ranks.
 //! - `state`: what is under the lock, and ways that were chosen; `drive`: turns, waits, and what is done where nothing moves.
@@ -24,12 +24,12 @@
 mod calibrate;
 mod call;
 mod collectives;
+mod create;
 mod data;
 mod drive;
 mod error;
-mod make;
-mod messages;
 mod options;
+mod p2p;
 mod state;
 
 use std::fmt;
@@ -42,7 +42,7 @@ pub use data::{CommBuffer, Owned, Source, Target};
 pub use error::{CollectiveError, GroupFailed};
 pub use options::Options;
 
-use call::Settings;
+use call::CallSettings;
 use doorbell_verbs::Context;
 use drive::Shared;
 
@@ -152,8 +152,8 @@ impl Communicator {
             .with(|state| state.explain(collective, root, data, bytes, &settings))
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> CallSettings {
+        CallSettings {
             deadline: self.options.deadline,
             deterministic: self.options.deterministic,
             forced: Overrides::default(),

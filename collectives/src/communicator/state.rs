@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::call::{Likeness, Settings};
+use super::call::{CacheKey, CallSettings};
 use super::error::{CollectiveError, GroupFailed};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, KEPT, PlanId, Remembered, Ticket, Tuning};
+use crate::executor::{CACHED_PROGRAMS, CachedProgram, Engine, PlanId, Ticket, Tuning};
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::topology;
@@ -15,19 +15,19 @@ use crate::types::{DataType, Protocol, Rank};
 
 /// What decides how an operation is done; the same on all ranks, as sizes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Key {
+struct ChoiceKey {
     collective: Collective,
     root: Rank,
     data: DataType,
-    /// Operations of more than half of 2^class bytes, and not more than that, are done in one way.
-    class: u32,
+    /// Operations of more than half of 2^size_class bytes, and not more than that, are done in one way.
+    size_class: u32,
     deterministic: bool,
     forced: Overrides,
 }
 
 /// A way that was chosen.
-struct Way {
-    key: Key,
+struct ChosenPlan {
+    key: ChoiceKey,
     plan: PlanId,
     tuning: Tuning,
 }
@@ -36,9 +36,9 @@ struct Way {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
     /// None, or not long enough.
-    Quiet,
+    None,
     /// Half of an operation's time was over, and the members were asked.
-    Asked,
+    Investigated,
 }
 
 /// Under the lock.
@@ -51,15 +51,15 @@ pub(super) struct State {
     pub(super) order: Vec<Rank>,
     /// By rank: where it is.
     pub(super) places: Vec<topology::Member>,
-    ways: Vec<Way>,
+    chosen: Vec<ChosenPlan>,
     /// The way that was taken last, as it most often is the next.
     last: usize,
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
     /// Operations whose requests were dropped, and what must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
-    /// What operations were like that the engine has remembered, and which of them came last.
-    repeated: Vec<(Likeness, Remembered)>,
+    /// What operations were like that the engine has cached, and which of them came last.
+    repeated: Vec<(CacheKey, CachedProgram)>,
     latest: usize,
     /// Why nothing goes any more.
     pub(super) failed: Option<Box<GroupFailed>>,
@@ -79,12 +79,12 @@ impl State {
             hosts,
             order,
             places,
-            ways: Vec::new(),
+            chosen: Vec::new(),
             last: 0,
             plans: Vec::new(),
             abandoned: Vec::new(),
-            stall: Stall::Quiet,
-            repeated: Vec::with_capacity(KEPT),
+            stall: Stall::None,
+            repeated: Vec::with_capacity(CACHED_PROGRAMS),
             latest: 0,
             failed: None,
         }
@@ -93,30 +93,30 @@ impl State {
     /// Chooses anew from now on.
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
-        self.ways.clear();
+        self.chosen.clear();
         self.repeated.clear();
     }
 
-    /// What the engine has remembered of an operation like this, and can do at once.
+    /// What the engine has cached of an operation like this, and can do at once.
     #[inline]
-    pub(super) fn remembered(&mut self, likeness: &Likeness) -> Option<Remembered> {
-        if self.repeated.get(self.latest).is_none_or(|(last, _)| last != likeness) {
-            self.latest = self.repeated.iter().position(|(one, _)| one == likeness)?;
+    pub(super) fn cached(&mut self, cache_key: &CacheKey) -> Option<CachedProgram> {
+        if self.repeated.get(self.latest).is_none_or(|(last, _)| last != cache_key) {
+            self.latest = self.repeated.iter().position(|(one, _)| one == cache_key)?;
         }
-        let (_, remembered) = self.repeated[self.latest];
-        self.engine.is_ready_for(remembered).then_some(remembered)
+        let (_, cached) = self.repeated[self.latest];
+        self.engine.can_run_cached(cached).then_some(cached)
     }
 
     /// Has the engine remember an operation that has just begun.
-    pub(super) fn remember(&mut self, likeness: Likeness, ticket: Ticket) {
-        let known = self.repeated.iter().position(|(one, _)| *one == likeness);
-        let Some(remembered) = self.engine.remember(ticket) else {
+    pub(super) fn cache_program(&mut self, cache_key: CacheKey, ticket: Ticket) {
+        let known = self.repeated.iter().position(|(one, _)| *one == cache_key);
+        let Some(cached) = self.engine.cache_program(ticket) else {
             return;
         };
-        let new = (likeness, remembered);
+        let new = (cache_key, cached);
         match known {
             Some(index) => self.repeated[index] = new,
-            None if self.repeated.len() < KEPT => self.repeated.push(new),
+            None if self.repeated.len() < CACHED_PROGRAMS => self.repeated.push(new),
             // The engine forgets by turns, too.
             None => {
                 self.repeated.remove(0);
@@ -133,29 +133,29 @@ impl State {
         root: Rank,
         data: DataType,
         bytes: u64,
-        settings: &Settings,
+        settings: &CallSettings,
     ) -> Result<(PlanId, Tuning), CollectiveError> {
-        let key = Key {
+        let key = ChoiceKey {
             collective,
             root: if collective.has_root() { root } else { Rank(0) },
             data,
-            class: class(bytes),
+            size_class: size_class(bytes),
             deterministic: settings.deterministic,
             forced: settings.forced,
         };
-        if self.ways.get(self.last).is_none_or(|way| way.key != key) {
-            self.last = match self.ways.iter().position(|way| way.key == key) {
+        if self.chosen.get(self.last).is_none_or(|way| way.key != key) {
+            self.last = match self.chosen.iter().position(|way| way.key == key) {
                 Some(known) => known,
-                None => self.find(key)?,
+                None => self.choose(key)?,
             };
         }
-        let way = &self.ways[self.last];
+        let way = &self.chosen[self.last];
         Ok((way.plan, way.tuning))
     }
 
     /// Chooses a way, and keeps it.
     #[cold]
-    fn find(&mut self, key: Key) -> Result<usize, CollectiveError> {
+    fn choose(&mut self, key: ChoiceKey) -> Result<usize, CollectiveError> {
         let Choice {
             algorithm,
             protocol,
@@ -168,12 +168,12 @@ impl State {
             channels,
             slice: usize::try_from(slice_bytes).unwrap_or(usize::MAX).max(1),
         };
-        self.ways.push(Way { key, plan, tuning });
-        Ok(self.ways.len() - 1)
+        self.chosen.push(ChosenPlan { key, plan, tuning });
+        Ok(self.chosen.len() - 1)
     }
 
-    fn decide(&self, key: Key) -> Result<Decision, CollectiveError> {
-        let Key {
+    fn decide(&self, key: ChoiceKey) -> Result<Decision, CollectiveError> {
+        let ChoiceKey {
             collective,
             root,
             data,
@@ -197,7 +197,7 @@ impl State {
         }
         let question = Question {
             collective,
-            bytes: 1 << key.class,
+            bytes: 1 << key.size_class,
             data,
             root,
             deterministic,
@@ -223,13 +223,13 @@ impl State {
         root: Rank,
         data: DataType,
         bytes: u64,
-        settings: &Settings,
+        settings: &CallSettings,
     ) -> Result<Decision, CollectiveError> {
-        self.decide(Key {
+        self.decide(ChoiceKey {
             collective,
             root,
             data,
-            class: class(bytes),
+            size_class: size_class(bytes),
             deterministic: settings.deterministic,
             forced: settings.forced,
         })
@@ -250,24 +250,24 @@ impl State {
     }
 
     /// Forgets operations that nobody asks about any more, and are done.
-    pub(super) fn reap(&mut self) {
+    pub(super) fn drop_completed(&mut self) {
         let Self { engine, abandoned, .. } = self;
         abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.has(*ticket));
     }
 }
 
-/// The class of sizes: 2^class bytes are the most of it.
-fn class(bytes: u64) -> u32 {
+/// The size_class of sizes: 2^size_class bytes are the most of it.
+fn size_class(bytes: u64) -> u32 {
     bytes.max(1).checked_next_power_of_two().map_or(63, u64::trailing_zeros)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::class;
+    use super::size_class;
 
     #[test]
     fn a_class_ends_at_its_power_of_two() {
-        assert_eq!([0, 1, 2, 3, 4, 5, 8, 9].map(class), [0, 0, 1, 2, 2, 3, 3, 4]);
-        assert_eq!([1 << 63, u64::MAX].map(class), [63, 63]);
+        assert_eq!([0, 1, 2, 3, 4, 5, 8, 9].map(size_class), [0, 0, 1, 2, 2, 3, 3, 4]);
+        assert_eq!([1 << 63, u64::MAX].map(size_class), [63, 63]);
     }
 }

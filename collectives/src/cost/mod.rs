@@ -14,7 +14,7 @@ mod scale;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 use crate::types::Protocol;
 
 pub(crate) use closed::blocks;
@@ -95,13 +95,13 @@ impl MessageCost {
     /// What a message of so many bytes waits for until its sender knows where it may go, ns, if its receiver begins when the sender does.
     #[must_use]
     pub fn grant_ns(&self, bytes: f64) -> f64 {
-        if bytes > EAGER as f64 { self.grant_ns } else { 0.0 }
+        if bytes > EAGER_BYTES as f64 { self.grant_ns } else { 0.0 }
     }
 
     /// Whether a message of so many bytes is stored by its sender.
     #[must_use]
     pub fn is_stored(&self, bytes: f64) -> bool {
-        self.stored && bytes <= EAGER as f64
+        self.stored && bytes <= EAGER_BYTES as f64
     }
 
     /// What the sender of a message of so many bytes waits for after it was taken, until its operation may end, ns.

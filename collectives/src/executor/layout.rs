@@ -9,7 +9,7 @@ use crate::plan::{Collective, Place, Shape, Span};
 use crate::types::Rank;
 
 /// Elements that a boundary between blocks or slices is a multiple of, where there are many times as many.
-const GRANULE: u64 = 64;
+const BOUNDARY_ALIGN: u64 = 64;
 
 /// How the data blocks of a collective are numbered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,15 +66,15 @@ pub(crate) struct Layout {
 
 /// Consecutive elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run {
+pub(crate) struct ElementRange {
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
 /// Where part `index` of `parts` begins.
 pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
-    let granule = if total / u64::from(parts) >= 8 * GRANULE {
-        GRANULE
+    let granule = if total / u64::from(parts) >= 8 * BOUNDARY_ALIGN {
+        BOUNDARY_ALIGN
     } else {
         1
     };
@@ -86,8 +86,8 @@ pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
 /// The length of slices of which `slices` are `total`, the last perhaps shorter.
 fn slice_len(total: u64, slices: u32) -> u64 {
     let len = total.div_ceil(u64::from(slices));
-    if len >= 8 * GRANULE {
-        len.next_multiple_of(GRANULE).min(total)
+    if len >= 8 * BOUNDARY_ALIGN {
+        len.next_multiple_of(BOUNDARY_ALIGN).min(total)
     } else {
         len
     }
@@ -143,22 +143,22 @@ impl Layout {
     }
 
     /// Whether all of the blocks of a span that are each other's neighbours are neighbours in memory, too.
-    pub(crate) fn joins(&self) -> Joins {
+    pub(crate) fn joins(&self) -> Coalescing {
         match self.kind {
-            Kind::Window => Joins::Neighbours,
-            Kind::Parts if self.extent.slices == 1 => Joins::All,
-            Kind::Parts | Kind::Varied => Joins::None,
+            Kind::Window => Coalescing::Neighbours,
+            Kind::Parts if self.extent.slices == 1 => Coalescing::All,
+            Kind::Parts | Kind::Varied => Coalescing::None,
         }
     }
 
     /// The elements of `blocks` blocks of `place` from `first` on, which are one piece, in a slice.
     #[inline]
-    pub(crate) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> Run {
+    pub(crate) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> ElementRange {
         match (self.kind, place) {
             (Kind::Window, Place::Input | Place::Output) => {
                 let begin = u64::from(slice) * self.window;
                 let run = self.in_window(first, blocks, begin);
-                Run {
+                ElementRange {
                     offset: begin + run.offset,
                     len: run.len,
                 }
@@ -166,7 +166,7 @@ impl Layout {
             (Kind::Window, Place::Scratch | Place::Partial) => {
                 let (offset, data) = self.private(place)[first as usize];
                 let len = self.in_window(data, blocks, u64::from(slice) * self.window).len;
-                Run { offset, len }
+                ElementRange { offset, len }
             }
             (Kind::Parts | Kind::Varied, Place::Input | Place::Output) => {
                 let mut run = self.of_part(place, first, slice);
@@ -184,7 +184,7 @@ impl Layout {
                     let (last, data) = all[(first + blocks - 1) as usize];
                     len = last + self.sliced(self.starts_of(data), slice).len - offset;
                 }
-                Run { offset, len }
+                ElementRange { offset, len }
             }
         }
     }
@@ -199,11 +199,11 @@ impl Layout {
 
     /// Blocks of the window that begins at `begin`, counted from there.
     #[inline]
-    fn in_window(&self, first: u32, blocks: u32, begin: u64) -> Run {
+    fn in_window(&self, first: u32, blocks: u32, begin: u64) -> ElementRange {
         let window = self.window.min(self.extent.count.saturating_sub(begin));
         let from = self.starts[first as usize].min(window);
         let to = self.starts[(first + blocks) as usize].min(window);
-        Run {
+        ElementRange {
             offset: from,
             len: to - from,
         }
@@ -221,21 +221,21 @@ impl Layout {
     }
 
     /// A slice of a block.
-    fn sliced(&self, (start, end): (u64, u64), slice: u32) -> Run {
+    fn sliced(&self, (start, end): (u64, u64), slice: u32) -> ElementRange {
         let each = slice_len(end - start, self.extent.slices);
         let from = start.saturating_add(u64::from(slice) * each).min(end);
-        Run {
+        ElementRange {
             offset: from,
             len: each.min(end - from),
         }
     }
 
     /// A slice of the block at `position` of the input or output.
-    fn of_part(&self, place: Place, position: u32, slice: u32) -> Run {
+    fn of_part(&self, place: Place, position: u32, slice: u32) -> ElementRange {
         let (part, block) = (position / self.blocks, position % self.blocks);
         let Some(parts) = &self.extent.parts else {
             let run = self.sliced(self.starts_of(block), slice);
-            return Run {
+            return ElementRange {
                 offset: u64::from(part) * self.extent.count + run.offset,
                 len: run.len,
             };
@@ -248,7 +248,7 @@ impl Layout {
         let (begin, len) = parts[part as usize];
         let bounds = (split(len, self.blocks, block), split(len, self.blocks, block + 1));
         let run = self.sliced(bounds, slice);
-        Run {
+        ElementRange {
             offset: begin + run.offset,
             len: run.len,
         }
@@ -257,7 +257,7 @@ impl Layout {
 
 /// Which neighbouring blocks of a span are one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Joins {
+pub(crate) enum Coalescing {
     /// All.
     All,
     /// Those whose data blocks are neighbours.
@@ -297,13 +297,13 @@ impl Contents {
 }
 
 /// Cuts a span of these data blocks into pieces: where each begins, counted in blocks from the span's beginning, and its length in blocks.
-pub(crate) fn pieces(data: &[u32], joins: Joins) -> Box<[(u32, u32)]> {
+pub(crate) fn pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {
-        let joined = match joins {
-            Joins::All => at > 0,
-            Joins::Neighbours => at > 0 && data[at - 1] + 1 == *block,
-            Joins::None => false,
+        let joined = match coalescing {
+            Coalescing::All => at > 0,
+            Coalescing::Neighbours => at > 0 && data[at - 1] + 1 == *block,
+            Coalescing::None => false,
         };
         match pieces.last_mut() {
             Some((_, blocks)) if joined => *blocks += 1,

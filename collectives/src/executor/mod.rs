@@ -1,32 +1,32 @@
-//! The executor: runs any plan on queue pairs, and knows no algorithm.
+//! The executor: runs any plan on queue p2p, and knows no algorithm.
 //!
-//! An [`Engine`] is one rank of a communicator. It has, to each other rank, a queue pair for each *lane*: a strand of a plan on a channel. [`submit`](Engine::submit) takes an operation, [`progress`](Engine::progress) drives
-//! all that are under way as far as they come without waiting, so that one thread can drive many engines, and [`take`](Engine::take) gives what became of one. Operations are run in their order in each lane, and overlap where
-//! one has lanes that the other is done with.
+//! An [`Engine`] is one rank of a communicator. It has, to each other rank, a queue pair for each *runner*: a strand of a plan on a channel. [`submit`](Engine::submit) takes an operation, [`progress`](Engine::progress) drives
+//! all that are under way as far as they come without waiting, so that one thread can drive many engines, and [`take`](Engine::take) gives what became of one. Operations are run in their order in each runner, and overlap where
+//! one has runners that the other is done with.
 //!
 //! - `again` does short operations that are like the one before.
-//! - `code` makes a plan's program ready: what to wait for before memory is written.
+//! - `program` makes a plan's program ready: what to wait for before memory is written.
 //! - `layout` says where blocks and slices lie.
-//! - `lane` runs a program; `link` is a lane's connection to one rank, which speaks the [protocols](crate::Protocol).
-//! - `pairs` are messages between two ranks, beside the plans.
-//! - `reach` finds out whom the rank can still reach, when a link has failed.
+//! - `runner` runs a program; `link` is a runner's connection to one rank, which speaks the [protocols](crate::Protocol).
+//! - `p2p` are messages between two ranks, beside the plans.
+//! - `active_runners` finds out whom the rank can still active_runners, when a link has failed.
 //! - `connect` makes the connections; `mapped` are mailboxes of ranks of the same host, into which what is short is stored.
 //!
 //! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
 
-mod again;
-mod code;
+mod backoff;
 mod connect;
 mod error;
-mod lane;
 pub(crate) mod layout;
 mod link;
-mod mapped;
+mod mapped_segment;
 mod operation;
-mod pairs;
+mod p2p;
 mod prepare;
-mod reach;
-mod wait;
+mod probe;
+mod program;
+mod program_cache;
+mod strand;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,30 +34,30 @@ use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Context, Qpn};
 
-pub(crate) use again::{KEPT, Remembered};
+pub use backoff::Backoff;
 use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
-use lane::{Drive, Lane};
 pub use layout::Parts;
 use link::Link;
-pub(crate) use mapped::boot;
-use operation::Running;
+pub(crate) use mapped_segment::boot;
+use operation::ActiveOperation;
 pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
-use pairs::Pairs;
-pub use pairs::{Direction, Message};
+use p2p::PointToPoint;
+pub use p2p::{Direction, Message};
 use prepare::Prepared;
-use reach::Tried;
-pub use wait::Patience;
+use probe::LinkProbe;
+pub(crate) use program_cache::{CACHED_PROGRAMS, CachedProgram};
+use strand::{DriveResult, StrandRunner};
 
 use crate::bootstrap::Exchange;
 use crate::failure::{Awaited, Wait};
 use crate::memory::Segment;
 use crate::plan::Collective;
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
 /// What is left of an engine that has failed.
-struct Broken {
+struct EngineFailure {
     why: Failed,
     /// Whom it was waiting for.
     waiting: Option<Waiting>,
@@ -66,9 +66,9 @@ struct Broken {
 }
 
 /// Turns between two looks at the clock, of operations that have a deadline: those that bring news count less, as there are fewer of them for nothing.
-const LOOK_AT_CLOCK: u32 = 1024;
+const CLOCK_CHECK_INTERVAL: u32 = 1024;
 /// What a turn without news counts.
-const IDLE: u32 = 16;
+const IDLE_WEIGHT: u32 = 16;
 
 /// How an engine is made. All ranks say the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +81,7 @@ pub struct Config {
     pub fragment: usize,
     /// Bytes of a message of Simple that is sent without asking, into memory of the connection's, at most: then it is copied once more, and waits for no answer before (default 16 KiB, which is the most).
     pub eager: usize,
-    /// How long a queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
+    /// How long a queue pair waits for an acknowledgement before it sends program_cache: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
     /// less is for networks that lose packets. From 1 to 31.
     pub timeout: u8,
     /// Whether mailboxes of ranks on the same host are mapped, and what is short is stored into them at once: not by the devices, which is faster (default true). To be off where the devices are what is measured or tested.
@@ -94,7 +94,7 @@ impl Default for Config {
             channels: 4,
             strands: 2,
             fragment: 256 << 10,
-            eager: EAGER,
+            eager: EAGER_BYTES,
             timeout: 16,
             mapped: true,
         }
@@ -103,34 +103,34 @@ impl Default for Config {
 
 /// One rank of a communicator: its connections, and the operations under way on them.
 ///
-/// Whatever goes wrong with a connection fails the engine, and with it all operations; the queue pairs that had any under way are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
+/// Whatever goes wrong with a connection fails the engine, and with it all operations; the queue p2p that had any under way are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
 /// [`close`](Self::close) waits for the other ranks before.
 pub struct Engine {
     // Before what they point into.
     links: Vec<Vec<Option<Link>>>,
-    lanes: Vec<Lane>,
-    operations: VecDeque<Running>,
+    runners: Vec<StrandRunner>,
+    operations: VecDeque<ActiveOperation>,
     /// The number of the first operation that is kept.
     first: u64,
     plans: Vec<Prepared>,
-    pairs: Pairs,
-    /// Memory for inputs that are changed before they are sent.
-    spare: Vec<Arc<Segment>>,
+    p2p: PointToPoint,
+    /// Memory for inputs that are input_copied before they are sent.
+    input_copies: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
     /// Whether the mailboxes of all other ranks were mapped when it was made.
     all_mapped: bool,
     /// Lanes behind these have nothing to do.
-    reach: u32,
+    active_runners: u32,
     rank: Rank,
     ranks: u32,
     config: Config,
-    failed: Option<Broken>,
+    failed: Option<EngineFailure>,
     /// A trial of the links, if there was one.
-    tried: Option<Tried>,
-    again: again::Memory,
+    probe: Option<LinkProbe>,
+    program_cache: program_cache::ProgramCache,
     /// Turns since the last look at the clock.
-    turns: u32,
-    timeout: Patience,
+    steps_since_clock: u32,
+    backoff: Backoff,
 }
 
 impl Engine {
@@ -161,47 +161,47 @@ impl Engine {
         within(
             "eager, in bytes and one more,",
             config.eager as u64 + 1,
-            EAGER as u64 + 1,
+            EAGER_BYTES as u64 + 1,
         )?;
         within("timeout", config.timeout.into(), 31)?;
-        let lanes = config.channels * config.strands;
+        let connections = config.channels * config.strands;
         // One more for messages between two ranks.
-        let rails = connect::rails(devices, ranks, lanes + 1)?;
-        let links = connect::connect(&rails, (rank, ranks), lanes + 1, config, exchange)?;
-        let lane = |index| {
-            Lane::new(
+        let rails = connect::rails(devices, ranks, connections + 1)?;
+        let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
+        let runner = |index| {
+            StrandRunner::new(
                 index / config.strands,
                 index % config.strands,
                 index as usize % rails.len(),
             )
         };
         let mapped = |link: &Link| link.is_mapped();
-        let all_mapped = links[..lanes as usize].iter().flatten().flatten().all(mapped);
+        let all_mapped = links[..connections as usize].iter().flatten().flatten().all(mapped);
         Ok(Self {
             all_mapped,
             links,
-            lanes: (0..lanes).map(lane).collect(),
+            runners: (0..connections).map(runner).collect(),
             operations: VecDeque::with_capacity(64),
             first: 1,
             plans: Vec::new(),
-            pairs: Pairs::new(
+            p2p: PointToPoint::new(
                 rank,
                 ranks,
-                lanes as usize,
-                lanes as usize % rails.len(),
+                connections as usize,
+                connections as usize % rails.len(),
                 config.fragment,
             ),
-            spare: Vec::new(),
+            input_copies: Vec::new(),
             rails,
-            reach: 0,
+            active_runners: 0,
             rank,
             ranks,
             config,
             failed: None,
-            tried: None,
-            again: again::Memory::default(),
-            turns: 0,
-            timeout: Patience::among(ranks),
+            probe: None,
+            program_cache: program_cache::ProgramCache::default(),
+            steps_since_clock: 0,
+            backoff: Backoff::for_ranks(ranks),
         })
     }
 
@@ -226,8 +226,8 @@ impl Engine {
     /// To how many ranks short messages are stored into their mapped mailboxes.
     #[must_use]
     pub fn mapped(&self) -> usize {
-        let lane = self.links.first().into_iter().flatten();
-        lane.flatten().filter(|link| link.is_mapped()).count()
+        let links = self.links.first().into_iter().flatten();
+        links.flatten().filter(|link| link.is_mapped()).count()
     }
 
     /// Whether those were all others when it was made: then short operations of Simple are stored, too.
@@ -253,7 +253,7 @@ impl Engine {
         if self.failed.is_some() {
             return false;
         }
-        match self.turn() {
+        match self.step() {
             Ok(moved) => moved,
             Err(failed) => {
                 self.fail(failed);
@@ -262,47 +262,50 @@ impl Engine {
         }
     }
 
-    fn turn(&mut self) -> Result<bool, Failed> {
+    fn step(&mut self) -> Result<bool, Failed> {
         let moved = self.drive()? || self.poll()?;
-        self.turns += if moved { 1 } else { IDLE };
-        if self.turns >= LOOK_AT_CLOCK {
-            self.turns = 0;
-            self.look_at_clock()?;
+        self.steps_since_clock += if moved { 1 } else { IDLE_WEIGHT };
+        if self.steps_since_clock >= CLOCK_CHECK_INTERVAL {
+            self.steps_since_clock = 0;
+            self.check_deadlines()?;
         }
         Ok(moved)
     }
 
-    /// Drives each lane as far as it comes.
+    /// Drives each runner as far as it comes.
     fn drive(&mut self) -> Result<bool, Failed> {
         let mut moved = false;
-        for (lane, links) in self.lanes[..self.reach as usize].iter_mut().zip(&mut self.links) {
-            lane.next = lane.next.max(self.first);
-            while let Some(op) = self.operations.get_mut((lane.next - self.first) as usize) {
-                if !op.uses(lane.channel, lane.strand) {
-                    lane.next += 1;
+        for (runner, links) in self.runners[..self.active_runners as usize]
+            .iter_mut()
+            .zip(&mut self.links)
+        {
+            runner.next = runner.next.max(self.first);
+            while let Some(op) = self.operations.get_mut((runner.next - self.first) as usize) {
+                if !op.uses(runner.channel, runner.strand) {
+                    runner.next += 1;
                     continue;
                 }
-                match lane.drive(op, links, &self.rails[lane.rail].domain)? {
-                    Drive::Idle => break,
-                    Drive::Moved => {
+                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
+                    DriveResult::Idle => break,
+                    DriveResult::Moved => {
                         moved = true;
                         break;
                     }
-                    Drive::Done => {
+                    DriveResult::Done => {
                         moved = true;
-                        lane.next += 1;
-                        op.lanes_left -= 1;
-                        if op.lanes_left == 0 {
+                        runner.next += 1;
+                        op.runners_left -= 1;
+                        if op.runners_left == 0 {
                             op.result = Some(Ok(()));
                         }
                     }
                 }
             }
         }
-        if self.pairs.is_busy()
+        if self.p2p.is_busy()
             && let Some(links) = self.links.last_mut()
         {
-            moved |= self.pairs.drive(links)?;
+            moved |= self.p2p.drive(links)?;
         }
         Ok(moved)
     }
@@ -315,13 +318,13 @@ impl Engine {
             let done = rail.cq.poll().map_err(|error| Failed::Device(error.to_string()))?;
             done.try_for_each(|done| {
                 any = true;
-                let (lane, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
+                let (connection, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
                 done.check().map_err(|failure| Failed::Connection {
                     peer: Rank(peer),
                     failure,
                 })?;
                 if let Some(link) = links
-                    .get_mut(lane)
+                    .get_mut(connection)
                     .and_then(|links| links.get_mut(peer as usize)?.as_mut())
                 {
                     link.completed = done.sequence() + 1;
@@ -332,7 +335,7 @@ impl Engine {
         Ok(any)
     }
 
-    fn look_at_clock(&mut self) -> Result<(), Failed> {
+    fn check_deadlines(&mut self) -> Result<(), Failed> {
         let now = Instant::now();
         let mut late = false;
         for op in self.operations.iter_mut().filter(|op| op.result.is_none()) {
@@ -341,7 +344,7 @@ impl Engine {
                 .deadline
                 .is_some_and(|deadline| now.saturating_duration_since(began) >= deadline);
         }
-        let mut messages = self.pairs.expiring();
+        let mut messages = self.p2p.expiring();
         late |= messages.any(|(began, deadline)| now.saturating_duration_since(began) >= deadline);
         drop(messages);
         if !late {
@@ -355,16 +358,16 @@ impl Engine {
         }
     }
 
-    /// Fails all operations. Their queue pairs go, so that nobody touches their memory any more.
+    /// Fails all operations. Their queue p2p go, so that nobody touches their memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
         let waits = match why {
-            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.report_broken(peer),
+            Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.waits_with_failed_links(peer),
             _ => self.report(),
         };
-        // By those for messages it may be found out who can still be reached.
+        // SlotTransport those for messages it may be found out who can still be reached.
         let kept = match why {
-            Failed::Connection { .. } | Failed::Refused { .. } if self.pairs.is_idle() => 1,
+            Failed::Connection { .. } | Failed::Refused { .. } if self.p2p.is_idle() => 1,
             _ => 0,
         };
         let gone = self.links.len().saturating_sub(kept);
@@ -372,14 +375,14 @@ impl Engine {
         for op in &mut self.operations {
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
-        self.pairs.fail(&why);
-        self.failed = Some(Broken { why, waiting, waits });
+        self.p2p.fail(&why);
+        self.failed = Some(EngineFailure { why, waiting, waits });
     }
 
     /// What it waits for, with a connection broken to `first`, and perhaps to others: from these nothing comes any more, whatever was waited for.
-    fn report_broken(&self, first: Rank) -> Vec<Wait> {
+    fn waits_with_failed_links(&self, first: Rank) -> Vec<Wait> {
         let mut waits = self.report();
-        for (lane, links) in self.links.iter().enumerate() {
+        for (connection, links) in self.links.iter().enumerate() {
             for (peer, link) in links.iter().enumerate() {
                 let peer = Rank(peer as u32);
                 let Some(link) = link.as_ref().filter(|link| peer == first || link.is_broken()) else {
@@ -389,7 +392,7 @@ impl Engine {
                     Some(wait) => wait.awaited = Awaited::QueuePairFailed,
                     None => waits.push(Wait {
                         operation: self.finished() + 1,
-                        connection: lane as u32,
+                        connection: connection as u32,
                         slice: 0,
                         step: 0,
                         peer,
@@ -442,18 +445,18 @@ impl Engine {
         if let Some(broken) = &self.failed {
             return broken.waiting;
         }
-        let messages = || self.pairs.waiting(&self.links, self.config.channels);
+        let messages = || self.p2p.waiting(&self.links, self.config.channels);
         let Some(first) = self.operations.iter().position(|op| op.result.is_none()) else {
             return messages();
         };
         let number = self.first + first as u64;
         self.waits()
             .find(|(wait, ..)| wait.operation == number)
-            .map(|(wait, collective, lane)| Waiting {
+            .map(|(wait, collective, runner)| Waiting {
                 operation: wait.operation,
                 collective,
-                channel: lane.channel,
-                strand: lane.strand,
+                channel: runner.channel,
+                strand: runner.strand,
                 slice: wait.slice,
                 step: wait.step,
                 peer: wait.peer,
@@ -462,19 +465,19 @@ impl Engine {
             .or_else(messages)
     }
 
-    /// What each lane waits for.
-    fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &Lane)> {
-        self.lanes
+    /// What each runner waits for.
+    fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &StrandRunner)> {
+        self.runners
             .iter()
             .zip(&self.links)
             .enumerate()
-            .filter_map(|(connection, (lane, links))| {
+            .filter_map(|(connection, (runner, links))| {
                 let op = self
                     .operations
-                    .get(usize::try_from(lane.next.checked_sub(self.first)?).ok()?)?;
-                let (slice, step, peer, awaited) = lane.waits_for(op, links)?;
+                    .get(usize::try_from(runner.next.checked_sub(self.first)?).ok()?)?;
+                let (slice, step, peer, awaited) = runner.waits_for(op, links)?;
                 let wait = Wait {
-                    operation: lane.next,
+                    operation: runner.next,
                     connection: connection as u32,
                     slice: slice.into(),
                     step,
@@ -482,7 +485,7 @@ impl Engine {
                     qpn: links.get(peer.index())?.as_ref()?.qpn().get(),
                     awaited,
                 };
-                Some((wait, op.collective, lane))
+                Some((wait, op.collective, runner))
             })
     }
 
@@ -492,14 +495,14 @@ impl Engine {
         if let Some(broken) = &self.failed {
             return broken.waits.clone();
         }
-        let messages = self.pairs.waits(&self.links).into_iter().map(|(_, wait)| wait);
+        let messages = self.p2p.waits(&self.links).into_iter().map(|(_, wait)| wait);
         self.waits().map(|(wait, ..)| wait).chain(messages).collect()
     }
 
     /// What became of an operation, once; `None` while it is under way, or if it was taken.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
         if ticket.is_message() {
-            return self.pairs.take(ticket);
+            return self.p2p.take(ticket);
         }
         let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
         let op = self.operations.get_mut(index)?;
@@ -514,7 +517,7 @@ impl Engine {
             self.first += 1;
         }
         if self.operations.is_empty() {
-            self.reach = 0;
+            self.active_runners = 0;
         }
         Some(result)
     }
@@ -532,7 +535,7 @@ impl Engine {
         self.operations
             .iter()
             .all(|op| op.taken || matches!(op.result, Some(Ok(()))))
-            && self.pairs.is_idle()
+            && self.p2p.is_idle()
     }
 
     /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was first seen under way, to a millisecond or so, and how long it may take.
@@ -543,27 +546,27 @@ impl Engine {
             .iter_mut()
             .filter(|op| !op.taken && !matches!(op.result, Some(Ok(()))));
         open.filter_map(|op| Some((*op.began.get_or_insert_with(Instant::now), op.deadline?)))
-            .chain(self.pairs.expiring())
+            .chain(self.p2p.expiring())
             .min_by_key(|(began, deadline)| began.checked_add(*deadline))
     }
 
     /// Whether messages between this rank and another are under way, or failed and not taken.
     #[must_use]
     pub fn exchanges(&self) -> bool {
-        !self.pairs.is_idle()
+        !self.p2p.is_idle()
     }
 
     /// Operations that are not taken.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.operations.iter().filter(|op| !op.taken).count() + self.pairs.outstanding()
+        self.operations.iter().filter(|op| !op.taken).count() + self.p2p.outstanding()
     }
 
     /// Whether an operation was submitted, and its result was not taken.
     #[must_use]
     pub fn has(&self, ticket: Ticket) -> bool {
         if ticket.is_message() {
-            return self.pairs.has(ticket);
+            return self.p2p.has(ticket);
         }
         let index = ticket.0.checked_sub(self.first);
         index

@@ -4,22 +4,22 @@ use core::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::code::Code;
 use super::error::Failed;
-use super::lane::{Short, Terms};
 use super::layout::{Layout, Parts};
+use super::program::CompiledProgram;
+use super::strand::{ExpectedLengths, FastPath};
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, Form};
-use crate::protocol::Lines;
+use crate::protocol::LineProtocol;
 use crate::types::Protocol;
 
 /// A plan that an engine has made ready: see [`Engine::prepare`](super::Engine::prepare).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PlanId(pub(super) usize);
 
-/// An operation that was submitted: its result is taken by it.
+/// An operation that was submitted: its result is taken transport it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub(super) u64);
 
@@ -31,7 +31,7 @@ impl Ticket {
     }
 
     /// Of an operation that there was nothing to do of: it was done before it was submitted, and no engine knows of it.
-    pub(crate) const NOTHING: Self = Self(0);
+    pub(crate) const NO_OP: Self = Self(0);
 
     /// Whether it is a message's between two ranks.
     #[inline]
@@ -52,7 +52,7 @@ pub enum Data {
     Plain(*mut u8),
 }
 
-// SAFETY: a pointer is only followed by an engine, whose `submit` has promises about what lies there, whatever thread drives it.
+// SAFETY: a pointer is only followed transport an engine, whose `submit` has promises about what lies there, whatever thread drives it.
 unsafe impl Send for Data {}
 // SAFETY: as above.
 unsafe impl Sync for Data {}
@@ -97,7 +97,7 @@ pub struct Operation {
     pub function: Function,
     /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
     pub count: u64,
-    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
+    /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a [`Collective::ReduceScatter`] transport [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) whose parts have lengths of their own.
     pub parts: Option<Parts>,
     /// What the rank gives.
     pub input: Data,
@@ -123,24 +123,24 @@ impl fmt::Debug for Operation {
 
 /// What is the same for all operations of a plan that are alike: of one length, laid out alike.
 #[derive(Debug)]
-pub(super) struct Ready {
-    pub(super) code: Arc<Code>,
+pub(super) struct CompiledOperation {
+    pub(super) program: Arc<CompiledProgram>,
     pub(super) layout: Layout,
-    /// By strand, if it is a short one.
-    pub(super) short: Option<Box<[Short]>>,
-    /// By strand, what is to go between this rank and others, if parts have lengths of their own.
-    pub(super) terms: Option<Box<[Box<[Terms]>]>>,
-    /// Lanes that have work, and how many lanes there are up to the last of them.
-    pub(super) lanes: u32,
-    pub(super) reach: u32,
+    /// SlotTransport strand, if it is a fast_path one.
+    pub(super) fast_path: Option<Box<[FastPath]>>,
+    /// SlotTransport strand, what is to go between this rank and others, if parts have lengths of their own.
+    pub(super) lengths: Option<Box<[Box<[ExpectedLengths]>]>>,
+    /// Lanes that have work, and how many runners there are up to the last of them.
+    pub(super) runners: u32,
+    pub(super) active_runners: u32,
 }
 
-impl Ready {
+impl CompiledOperation {
     /// Whether there is work for a strand of a channel, of so many channels.
     pub(super) fn uses(&self, channels: u32, channel: u32, strand: u32) -> bool {
         channel < channels.min(self.layout.extent.slices)
             && self
-                .code
+                .program
                 .strands
                 .get(strand as usize)
                 .is_some_and(|strand| !strand.instructions.is_empty())
@@ -148,13 +148,13 @@ impl Ready {
 }
 
 /// An operation under way, or done and not yet taken.
-pub(super) struct Running {
+pub(super) struct ActiveOperation {
     pub(super) collective: Collective,
-    pub(super) ready: Arc<Ready>,
+    pub(super) ready: Arc<CompiledOperation>,
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
-    pub(super) lines: Option<Lines>,
+    pub(super) lines: Option<LineProtocol>,
     pub(super) channels: u32,
     /// Bytes of a message, at most.
     pub(super) fragment: usize,
@@ -164,23 +164,23 @@ pub(super) struct Running {
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
     /// Lanes that are not done.
-    pub(super) lanes_left: u32,
+    pub(super) runners_left: u32,
     pub(super) result: Option<Result<(), Failed>>,
-    /// Whether its input is a copy, which was changed.
-    pub(super) changed: bool,
+    /// Whether its input is a copy, which was input_copied.
+    pub(super) input_copied: bool,
     pub(super) taken: bool,
 }
 
-impl Running {
+impl ActiveOperation {
     /// The same operation on other data, not begun.
-    pub(super) fn with(&self, input: Data, output: Data) -> Self {
+    pub(super) fn with_data(&self, input: Data, output: Data) -> Self {
         Self {
             ready: Arc::clone(&self.ready),
             function: self.function.clone(),
             input,
             output,
             began: None,
-            lanes_left: self.ready.lanes,
+            runners_left: self.ready.runners,
             result: None,
             taken: false,
             ..*self

@@ -13,7 +13,7 @@ use super::*;
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
 use crate::kernel::Function;
-use crate::protocol::Lines;
+use crate::protocol::LineProtocol;
 use crate::types::{DataType, Protocol, ReduceOp};
 
 /// Longer than anything here takes, on a busy machine too.
@@ -56,10 +56,10 @@ fn until(what: &str, mut turn: impl FnMut() -> bool) {
     }
 }
 
-/// A rank sends another words, and that one gives slots back and does nothing else: first by operations of so many messages each, until the receiver's queue is full of what it gives back, as it takes no completions; and then by
+/// A rank sends another words, and that one gives slots slices_back and does nothing else: first by operations of so many messages each, until the receiver's queue is full of what it gives slices_back, as it takes no completions; and then by
 /// short ones, while it does. All have to end.
 fn full_queue(messages: u64) {
-    const SLOTS: u64 = Lines::Ll.slots();
+    const SLOTS: u64 = LineProtocol::Ll.slots();
     // Each half ring is a request; when the queue is full of them, the sender has slots for a ring more.
     let most = u64::from(SEND_DEPTH) * (SLOTS / 2) + SLOTS;
     assert!(most.is_multiple_of(messages));
@@ -67,7 +67,7 @@ fn full_queue(messages: u64) {
     let count = if messages == 1 {
         1
     } else {
-        messages * Lines::Ll.room() as u64 / 4
+        messages * LineProtocol::Ll.capacity() as u64 / 4
     };
     let [mut sender, mut receiver] = two();
     let order = [Rank(0), Rank(1)];
@@ -91,7 +91,7 @@ fn full_queue(messages: u64) {
                     protocol: Protocol::Ll,
                     channels: 1,
                     // One message each: an operation of several slices is no short one.
-                    slice: Lines::Ll.room(),
+                    slice: LineProtocol::Ll.capacity(),
                 },
                 deadline: None,
             };
@@ -106,7 +106,7 @@ fn full_queue(messages: u64) {
         receiver.finished() == first
     });
     assert_eq!(sender.finished(), first, "the sender has no slot");
-    assert!(receiver.links[0][0].as_ref().is_some_and(Link::has_notes));
+    assert!(receiver.links[0][0].as_ref().is_some_and(Link::has_control_writes));
     until("the end of all operations", || {
         sender.progress();
         receiver.progress();
@@ -125,5 +125,5 @@ fn slots_that_the_queue_had_no_room_for_are_given_back_in_a_short_operation() {
 /// The operation that found no room is done: a short one comes next.
 #[test]
 fn slots_that_the_queue_had_no_room_for_are_given_back_in_the_operation_after() {
-    full_queue(Lines::Ll.slots());
+    full_queue(LineProtocol::Ll.slots());
 }

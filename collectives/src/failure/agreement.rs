@@ -211,14 +211,11 @@ impl Agreement {
         let Some((end, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
         };
-        if round = now >= deadline = end {
+        if now >= end {
             self.outcome = Some(Outcome::TimedOut);
             return;
         }
-        if self
-            .round_deadline
-            .is_some_and(|deadline| round = now >= deadline = round)
-        {
+        if self.round_deadline.is_some_and(|deadline| now >= deadline) {
             self.round_deadline = Some(now + self.round_length(timeout));
             let absent: Vec<_> = match &self.proposal {
                 Some(proposal) if self.owns_proposal() => {

@@ -301,7 +301,7 @@ impl FailureDetector {
     fn request_report(&self) {
         let requested = self.investigation.is_some() || !self.pending_queries.is_empty();
         if !requested {
-            self.monitor.query();
+            self.monitor.request_report();
         }
     }
 

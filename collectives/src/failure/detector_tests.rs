@@ -46,7 +46,7 @@ impl Court {
                 .members
                 .iter()
                 .enumerate()
-                .filter(|(_, member)| member.monitor().pending_queries())
+                .filter(|(_, member)| member.monitor().report_requested())
             {
                 if let Some(waits) = reports(rank).filter(|_| !self.deaf[rank]) {
                     member.monitor().report(waits);

@@ -1,6 +1,6 @@
-//! Who is to blame: a pure function of what every member was found to be doing.
+//! Who is to root_cause: a pure function of what every member was found to be doing.
 //!
-//! Each member that is stuck names whom it waits for. That is a graph: it is followed from waiter to awaited, and whoever in it does not wait, though others wait for it, is why. If all of them wait, in a circle, then a message was
+//! Each member that is stuck names whom it waits for. That is a graph: it is followed from waiter to awaited, and whoever in it does not wait, though others wait for it, is why. If all of them wait, in a wait_cycle, then a message was
 //! lost on the way: the one that is missing where somebody came least far, as all others wait for what would have followed.
 
 use std::collections::BTreeSet;
@@ -36,23 +36,23 @@ pub fn diagnose(members: &[MemberStatus]) -> Option<Verdict> {
         }),
         _ => None,
     });
-    let waits: Vec<Stuck> = waits(members).collect();
-    let broken = broken(members, &waits);
+    let waits: Vec<Stuck> = all_waits(members).collect();
+    let failed_links = failed_links(members, &waits);
     let found = waits.iter().filter_map(|stuck| {
-        let cause = blame(members, stuck)?;
+        let cause = root_cause(members, stuck)?;
         Some(Verdict {
             cause,
             stuck: Some(*stuck),
         })
     });
-    dead.chain(broken)
+    dead.chain(failed_links)
         .chain(found)
-        .reduce(Verdict::weightier)
-        .or_else(|| circle(&waits))
+        .reduce(Verdict::stronger)
+        .or_else(|| wait_cycle(&waits))
 }
 
 /// All waits for other members.
-fn waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
+fn all_waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
     members.iter().enumerate().flat_map(|(rank, member)| {
         let report = match member {
             MemberStatus::Reported(report) => Some(report),
@@ -78,7 +78,7 @@ fn kind(report: &Report, operation: u64) -> Option<Collective> {
 }
 
 /// Why a member that somebody waits for does not deliver; none if it waits for somebody itself.
-fn blame(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
+fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     let rank = stuck.wait.peer;
     let operation = stuck.wait.operation;
     let report = match &members[rank.index()] {
@@ -132,7 +132,7 @@ fn blame(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
 }
 
 /// What queue pairs that have failed between members that live tell.
-fn broken(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
+fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     let lives = |rank: Rank| matches!(members[rank.index()], MemberStatus::Reported(_));
     let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::QueuePairFailed && lives(stuck.wait.peer);
     let failed: Vec<&Stuck> = waits.iter().filter(failed).collect();
@@ -174,7 +174,7 @@ fn broken(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
 }
 
 /// All wait for one another.
-fn circle(waits: &[Stuck]) -> Option<Verdict> {
+fn wait_cycle(waits: &[Stuck]) -> Option<Verdict> {
     let stuck = *waits.iter().min_by_key(|stuck| stuck.order())?;
     Some(Verdict {
         cause: Cause::Lost {

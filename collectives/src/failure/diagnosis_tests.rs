@@ -459,10 +459,7 @@ fn of_any_two_verdicts_all_members_take_the_same() {
         .collect();
     for one in &all {
         for other in &all {
-            assert_eq!(
-                one.clone().weightier(other.clone()),
-                other.clone().weightier(one.clone())
-            );
+            assert_eq!(one.clone().stronger(other.clone()), other.clone().stronger(one.clone()));
         }
     }
 }

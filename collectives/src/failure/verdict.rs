@@ -160,7 +160,7 @@ pub struct Verdict {
 impl Verdict {
     /// Of two verdicts the weightier.
     #[must_use]
-    pub fn weightier(self, other: Self) -> Self {
+    pub fn stronger(self, other: Self) -> Self {
         // One that shows where it is stuck says more than one that does not.
         let key = |verdict: &Self| (verdict.stuck.is_none(), verdict.stuck.map(|stuck| stuck.order()));
         match self.cause.cmp(&other.cause).then_with(|| key(&self).cmp(&key(&other))) {

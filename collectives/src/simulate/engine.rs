@@ -15,7 +15,7 @@ use super::queue::Queue;
 use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
 use crate::cost::{MessageCost, Mover};
 use crate::plan::{Form, Place, Schedule, Step};
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 use crate::types::{Protocol, Rank};
 
 /// Whose steps are run.
@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
                             } else {
                                 partial_bytes
                             };
-                            if each * f64::from(blocks) > EAGER as f64 {
+                            if each * f64::from(blocks) > EAGER_BYTES as f64 {
                                 senders.push(from);
                             }
                         }

@@ -6,7 +6,7 @@ use super::{Overrides, Rule, TuningFile};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link, blocks, predict_ns};
 use crate::plan::Collective;
-use crate::protocol::Lines;
+use crate::protocol::LineProtocol;
 use crate::simulate::{self, Fabric, Work};
 use crate::types::{DataType, Protocol, Rank};
 
@@ -284,7 +284,7 @@ impl Tuner {
                 .filter(|protocol| forced.protocol.is_none_or(|forced| forced == **protocol))
             {
                 // A longer message than a ring of slots takes waits for the receiver as by Simple, and has nothing for it.
-                let ring = |lines: Lines| (lines.slots() as usize * lines.room()) as f64;
+                let ring = |lines: LineProtocol| (lines.slots() as usize * lines.capacity()) as f64;
                 let limit = protocol.lines().map_or(f64::INFINITY, ring);
                 if forced.protocol.is_none() && block > limit {
                     continue;

@@ -4,7 +4,7 @@
 //! what is there in collectives: an operation's beginning and end, both directions at once, and memory that all ranks share.
 
 use crate::cost::{Link, MARKS, MessageCost, Mover, Moves, Scale};
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 
 /// Messages of an operation of many, where it is not their bytes that matter.
 pub const MANY: u32 = 4;
@@ -90,7 +90,7 @@ impl Messages {
         let confirm = self.confirm(begin_ns, grant_ns).filter(|_| stored);
         let rates = |hops: &[(u64, Hops)]| {
             let rate = |&(mark, hops): &(u64, Hops)| {
-                let waits = if hops.bytes > EAGER as u64 {
+                let waits = if hops.bytes > EAGER_BYTES as u64 {
                     grant_ns + confirm.unwrap_or(0.0)
                 } else {
                     0.0
@@ -181,7 +181,7 @@ mod tests {
         let hops = |beta: f64| {
             let hop = |&mark: &u64| {
                 let (bytes, messages) = (mark / 4, 4);
-                let waits = if bytes > EAGER as u64 { grant } else { 0.0 };
+                let waits = if bytes > EAGER_BYTES as u64 { grant } else { 0.0 };
                 let ns = around + waits + 4.0 * (alpha + bytes as f64 * beta);
                 (mark, Hops { bytes, messages, ns })
             };

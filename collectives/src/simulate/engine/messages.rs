@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Arrival, Arrivals, Awaited, Kept, Run, Thread, Who, key};
 use crate::plan::{Form, Span};
-use crate::protocol::EAGER;
+use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
 impl Run<'_> {
@@ -78,7 +78,7 @@ impl Run<'_> {
     /// In how many parts a message goes that its sender packs and its receiver unpacks.
     fn packs(&self, bytes: f64) -> f64 {
         let lines = self.work.protocol.lines();
-        lines.map_or(1.0, |lines| (bytes / lines.room() as f64).ceil().max(1.0))
+        lines.map_or(1.0, |lines| (bytes / lines.capacity() as f64).ceil().max(1.0))
     }
 
     /// Takes a message that has arrived.
@@ -117,7 +117,7 @@ impl Run<'_> {
             later if later > taken => self.work(rank, later, 0.0),
             _ => taken,
         };
-        if prices.grant > 0 && awaited.bytes > EAGER as f64 {
+        if prices.grant > 0 && awaited.bytes > EAGER_BYTES as f64 {
             self.grant(id, taken, 1);
         }
         let confirm = prices.confirm(awaited.bytes);
@@ -169,7 +169,7 @@ impl Run<'_> {
         if prices.confirm(bytes) > 0 {
             self.threads[id].unconfirmed += 1;
         }
-        if prices.grant == 0 || bytes <= EAGER as f64 {
+        if prices.grant == 0 || bytes <= EAGER_BYTES as f64 {
             self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, fresh);
             return posted;
         }

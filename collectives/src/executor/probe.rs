@@ -9,9 +9,9 @@ use super::Engine;
 use crate::types::Rank;
 
 /// A trial of all links.
-pub(super) struct Tried {
+pub(super) struct LinkProbe {
     began: Instant,
-    /// By rank, the requests that have to be confirmed.
+    /// SlotTransport rank, the requests that have to be confirmed.
     posted: Vec<(Rank, u64)>,
 }
 
@@ -22,26 +22,26 @@ impl Engine {
     }
 
     /// Tries the links to all ranks, and gives those who have confirmed: when all have, or so long after this was called first. `None` before that.
-    pub(crate) fn try_links(&mut self, timeout: Duration) -> Option<Vec<Rank>> {
+    pub(crate) fn probe_links(&mut self, timeout: Duration) -> Option<Vec<Rank>> {
         if self.failed.is_some() {
             self.take_confirmations();
         }
         let links = self.links.last_mut()?;
-        let tried = self.tried.get_or_insert_with(|| Tried {
+        let probe = self.probe.get_or_insert_with(|| LinkProbe {
             began: Instant::now(),
             posted: links
                 .iter_mut()
                 .flatten()
-                .filter_map(|link| Some((link.peer, link.try_it()?)))
+                .filter_map(|link| Some((link.peer, link.send_probe()?)))
                 .collect(),
         });
         let confirmed = |(peer, posted): &(Rank, u64)| {
             let link = links.get(peer.index())?.as_ref()?;
             (link.completed >= *posted).then_some(*peer)
         };
-        let reached: Vec<_> = tried.posted.iter().filter_map(confirmed).collect();
+        let reached: Vec<_> = probe.posted.iter().filter_map(confirmed).collect();
         let all = reached.len() + 1 == self.ranks as usize;
-        (all || tried.began.elapsed() >= timeout).then_some(reached)
+        (all || probe.began.elapsed() >= timeout).then_some(reached)
     }
 
     /// Takes completions of an engine that has failed, of which those that went wrong are no news.
@@ -51,8 +51,8 @@ impl Engine {
             // A device that gives none says that nobody is reached.
             let Ok(done) = rail.cq.poll() else { continue };
             done.for_each(|done| {
-                let (lane, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
-                let link = links.get_mut(lane).and_then(|links| links.get_mut(peer as usize));
+                let (connection, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
+                let link = links.get_mut(connection).and_then(|links| links.get_mut(peer as usize));
                 if let Some(Some(link)) = link.filter(|_| done.check().is_ok()) {
                     link.completed = done.sequence() + 1;
                 }
@@ -60,8 +60,8 @@ impl Engine {
         }
     }
 
-    /// Has no queue pairs any more, if it has failed: nobody looks for the culprit.
-    pub(crate) fn let_go(&mut self) {
+    /// Has no queue p2p any more, if it has failed: nobody looks for the culprit.
+    pub(crate) fn release_queue_pairs(&mut self) {
         if self.failed.is_some() {
             self.links.clear();
         }

@@ -1,7 +1,7 @@
 //! Messages between two ranks of a communicator.
 
-use super::call::{Call, Spec};
-use super::data::{Lent, Source, Target};
+use super::call::{Call, OperationSpec};
+use super::data::{BufferRef, Source, Target};
 use super::{CollectiveError, Communicator};
 use crate::executor::Direction;
 use crate::kernel::Element;
@@ -20,7 +20,7 @@ impl Communicator {
     /// # Errors
     /// Of the [`Call`]: if the receiver means another length, the communicator fails on all ranks, and the error says both; if it does not come, it is named.
     pub fn send<X: Source>(&self, mut data: X, to: Rank) -> Call<'_, X> {
-        let (at, len) = data.lies(self.number);
+        let (at, len) = data.region(self.number);
         Call::new(self, self.message::<X::Element>(Direction::Send, to, at, len), data)
     }
 
@@ -29,7 +29,7 @@ impl Communicator {
     /// # Errors
     /// As of `send`.
     pub fn receive<X: Target>(&self, mut data: X, from: Rank) -> Call<'_, X> {
-        let (at, len) = data.lies(self.number);
+        let (at, len) = data.region(self.number);
         Call::new(
             self,
             self.message::<X::Element>(Direction::Receive, from, at, len),
@@ -41,22 +41,25 @@ impl Communicator {
         &self,
         direction: Direction,
         peer: Rank,
-        data: Lent,
+        data: BufferRef,
         len: usize,
-    ) -> Result<Spec, CollectiveError> {
-        const WHAT: Collective = Collective::SendRecv;
+    ) -> Result<OperationSpec, CollectiveError> {
+        const COLLECTIVE: Collective = Collective::SendRecv;
         if peer.0 >= self.ranks {
             let what = format!(
                 "there is no rank {peer} of {} ranks to exchange messages with",
                 self.ranks
             );
-            return Err(CollectiveError::Misuse { collective: WHAT, what });
+            return Err(CollectiveError::Misuse {
+                collective: COLLECTIVE,
+                what,
+            });
         }
         let spec = match direction {
-            Direction::Send => self.spec::<T>(WHAT, len, data, Lent::NONE),
-            Direction::Receive => self.spec::<T>(WHAT, len, Lent::NONE, data),
+            Direction::Send => self.spec::<T>(COLLECTIVE, len, data, BufferRef::NONE),
+            Direction::Receive => self.spec::<T>(COLLECTIVE, len, BufferRef::NONE, data),
         };
-        Ok(Spec {
+        Ok(OperationSpec {
             message: Some((peer, direction)),
             ..spec
         })

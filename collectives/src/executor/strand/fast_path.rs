@@ -1,66 +1,66 @@
-//! Short operations: all of a strand's messages take a slot each, of lines or of what is eager and stored, and there are slots for all of them. Then a step is done at once or waits for the peer, nothing is granted, confirmed or cut, and all that is to be worked
+//! FastPath operations: all of a strand's messages take a slot each, of lines or of what is eager and stored, and there are slots for all of them. Then a step is done at once or waits for the peer, nothing is granted, confirmed or cut, and all that is to be worked
 //! out about it can be once, for as many operations as are of the same length.
 //!
 //! No ranks wait for each other's slots. Of those that wait for one, look at a rank that is in the first operation: whom it sends to is in the same one or a later one, so it has received all of the operations before; what it has not
-//! given back is less than half a ring of what it has received, and of this operation there is not more than the other half.
+//! released slices_back is less than half a ring of what it has received, and of this operation there is not more than the other half.
 
-use super::walk::{self, Walk};
-use super::{Drive, Lane, link};
-use crate::executor::code::{Code, message};
+use super::cursor::{self, MessageCursor};
+use super::{DriveResult, StrandRunner, link};
 use crate::executor::error::Failed;
 use crate::executor::layout::Layout;
 use crate::executor::link::Link;
-use crate::executor::operation::Running;
+use crate::executor::operation::ActiveOperation;
+use crate::executor::program::{CompiledProgram, message};
 use crate::kernel::Function;
 use crate::plan::{Form, Place, Span, Step};
-use crate::protocol::{EAGER_SLOTS, Lines};
+use crate::protocol::{EAGER_SLOTS, LineProtocol};
 use crate::types::Rank;
 
 /// Where something lies: a byte of a place.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct MemoryRef {
     place: Place,
     at: usize,
 }
 
 /// What is to be done.
 #[derive(Debug)]
-enum Act {
+enum Action {
     Send {
         to: Rank,
-        from: Spot,
+        from: MemoryRef,
         len: usize,
     },
     Recv {
         from: Rank,
-        into: Spot,
+        into: MemoryRef,
         len: usize,
     },
     RecvReduce {
         from: Rank,
         form: Form,
         len: usize,
-        with: Spot,
-        into: Spot,
+        with: MemoryRef,
+        into: MemoryRef,
         elements: usize,
     },
     Reduce {
-        sources: Box<[Spot]>,
-        into: Spot,
+        sources: Box<[MemoryRef]>,
+        into: MemoryRef,
         elements: usize,
     },
     Copy {
-        from: Spot,
-        into: Spot,
+        from: MemoryRef,
+        into: MemoryRef,
         len: usize,
     },
 }
 
-/// What a message of a short operation goes by.
+/// What a message of a fast_path operation goes transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::executor) enum By {
-    /// Lines.
-    Lines(Lines),
+pub(in crate::executor) enum SlotTransport {
+    /// LineProtocol.
+    LineProtocol(LineProtocol),
     /// Simple, stored into mailboxes that are mapped. Messages are cut as they are anyway, and none is longer than what is eager.
     Store {
         /// Bytes of what is eager, and of a part of what is longer, at most.
@@ -69,11 +69,11 @@ pub(in crate::executor) enum By {
     },
 }
 
-impl By {
+impl SlotTransport {
     /// Bytes that messages are cut into, those that a slot takes, and slots of a ring.
     fn slots(self) -> (usize, usize, u64) {
         match self {
-            Self::Lines(lines) => (lines.room(), lines.room(), lines.slots()),
+            Self::LineProtocol(lines) => (lines.capacity(), lines.capacity(), lines.slots()),
             Self::Store { eager, fragment } => (fragment, eager, EAGER_SLOTS),
         }
     }
@@ -81,25 +81,30 @@ impl By {
 
 /// A strand's program for operations of one length.
 #[derive(Debug, Default)]
-pub(in crate::executor) struct Short {
+pub(in crate::executor) struct FastPath {
     /// Each with the number of its step.
-    acts: Box<[(u32, Act)]>,
+    actions: Box<[(u32, Action)]>,
 }
 
-impl Short {
+impl FastPath {
     /// The programs of all strands of operations laid out like this, of one slice; `None` where some need more than there is room for.
-    pub(in crate::executor) fn of(code: &Code, layout: &Layout, function: &Function, by: By) -> Option<Box<[Self]>> {
+    pub(in crate::executor) fn of(
+        program: &CompiledProgram,
+        layout: &Layout,
+        function: &Function,
+        transport: SlotTransport,
+    ) -> Option<Box<[Self]>> {
         (layout.extent.slices == 1).then_some(())?;
-        let (cut, room, slots) = by.slots();
-        // Messages to one rank: with those that are not given back yet, they fill a ring at most.
+        let (cut, room, slots) = transport.slots();
+        // Messages to one rank: with those that are not released slices_back yet, they fill a ring at most.
         let messages = slots as usize / 2;
-        let strand = |strand: &crate::executor::code::Strand| {
-            let mut acts = Vec::new();
+        let strand = |strand: &crate::executor::program::StrandProgram| {
+            let mut actions = Vec::new();
             let mut sent: Vec<(Rank, usize)> = Vec::new();
             for (number, instruction) in (0..).zip(&strand.instructions) {
-                let spot = |span: Span, fragment| Spot {
+                let memory_ref = |span: Span, fragment| MemoryRef {
                     place: span.place,
-                    at: walk::bytes_at(layout, function, instruction, span, 0, fragment),
+                    at: cursor::byte_offset(layout, function, instruction, span, 0, fragment),
                 };
                 let (form, span) = match (message(&instruction.step), &instruction.step) {
                     (Some((_, form, span)), _) => (form, span),
@@ -115,14 +120,14 @@ impl Short {
                 if !of_message && span.blocks == 0 {
                     continue;
                 }
-                let mut walk = Walk::default();
-                while let Some(fragment) = walk::next(layout, most, instruction, span, 0, &mut walk) {
+                let mut cursor = MessageCursor::default();
+                while let Some(fragment) = cursor::next_fragment(layout, most, instruction, span, 0, &mut cursor) {
                     let elements = fragment.len as usize;
                     let len = elements * function.bytes(form);
                     if of_message && len > room {
                         return None;
                     }
-                    let act = match &instruction.step {
+                    let next_action = match &instruction.step {
                         Step::Send { to, span } => {
                             let index = sent.iter().position(|(rank, _)| rank == to).unwrap_or(sent.len());
                             if index == sent.len() {
@@ -132,48 +137,50 @@ impl Short {
                             if sent[index].1 > messages {
                                 return None;
                             }
-                            Act::Send {
+                            Action::Send {
                                 to: *to,
-                                from: spot(*span, fragment),
+                                from: memory_ref(*span, fragment),
                                 len,
                             }
                         }
-                        Step::Recv { from, into } => Act::Recv {
+                        Step::Recv { from, into } => Action::Recv {
                             from: *from,
-                            into: spot(*into, fragment),
+                            into: memory_ref(*into, fragment),
                             len,
                         },
-                        Step::RecvReduce { from, form, with, into } => Act::RecvReduce {
+                        Step::RecvReduce { from, form, with, into } => Action::RecvReduce {
                             from: *from,
                             form: *form,
                             len,
-                            with: spot(*with, fragment),
-                            into: spot(*into, fragment),
+                            with: memory_ref(*with, fragment),
+                            into: memory_ref(*into, fragment),
                             elements,
                         },
-                        Step::Reduce { sources, into } => Act::Reduce {
-                            sources: sources.iter().map(|source| spot(*source, fragment)).collect(),
-                            into: spot(*into, fragment),
+                        Step::Reduce { sources, into } => Action::Reduce {
+                            sources: sources.iter().map(|source| memory_ref(*source, fragment)).collect(),
+                            into: memory_ref(*into, fragment),
                             elements,
                         },
-                        Step::Copy { from, into } => Act::Copy {
-                            from: spot(*from, fragment),
-                            into: spot(*into, fragment),
+                        Step::Copy { from, into } => Action::Copy {
+                            from: memory_ref(*from, fragment),
+                            into: memory_ref(*into, fragment),
                             len,
                         },
                     };
-                    acts.push((number, act));
-                    walk::pass(&mut walk, fragment);
+                    actions.push((number, next_action));
+                    cursor::advance(&mut cursor, fragment);
                 }
             }
-            Some(Self { acts: acts.into() })
+            Some(Self {
+                actions: actions.into(),
+            })
         };
-        code.strands.iter().map(strand).collect()
+        program.strands.iter().map(strand).collect()
     }
 }
 
 /// How messages go that take a slot each.
-trait Carries {
+trait SlotProtocol {
     /// Sends one; false if it has to wait.
     ///
     /// # Safety
@@ -187,14 +194,14 @@ trait Carries {
     unsafe fn receive(&self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8>;
 }
 
-struct ByLines(Lines);
+struct LineSlots(LineProtocol);
 
-impl Carries for ByLines {
+impl SlotProtocol for LineSlots {
     #[inline(always)]
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
         let may = to.may_send_lines(self.0);
         if may {
-            // SAFETY: as by contract.
+            // SAFETY: as transport contract.
             unsafe { to.send_lines(self.0, from, len) }?;
         }
         Ok(may)
@@ -202,19 +209,19 @@ impl Carries for ByLines {
 
     #[inline(always)]
     unsafe fn receive(&self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8> {
-        // SAFETY: as by contract.
+        // SAFETY: as transport contract.
         unsafe { from.receive_lines(self.0, into, len) }.then_some(into)
     }
 }
 
-struct ByStores;
+struct StoreSlots;
 
-impl Carries for ByStores {
+impl SlotProtocol for StoreSlots {
     #[inline(always)]
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
         let may = to.may_store();
         if may {
-            // SAFETY: as by contract.
+            // SAFETY: as transport contract.
             unsafe { to.store(from, len) }?;
         } else if !to.is_mapped() {
             return Err(Failed::Refused {
@@ -231,46 +238,46 @@ impl Carries for ByStores {
     }
 }
 
-impl Lane {
-    /// Goes on with a short operation as far as it comes.
-    pub(super) fn drive_short(
+impl StrandRunner {
+    /// Goes on with a fast_path operation as far as it comes.
+    pub(super) fn drive_fast_path(
         &mut self,
-        op: &Running,
-        short: &Short,
+        op: &ActiveOperation,
+        fast_path: &FastPath,
         links: &mut [Option<Link>],
-    ) -> Result<Drive, Failed> {
+    ) -> Result<DriveResult, Failed> {
         match op.lines {
-            Some(lines) => self.drive_by(op, short, &ByLines(lines), links),
-            None => self.drive_by(op, short, &ByStores, links),
+            Some(lines) => self.drive_slots(op, fast_path, &LineSlots(lines), links),
+            None => self.drive_slots(op, fast_path, &StoreSlots, links),
         }
     }
 
     #[inline(always)]
-    fn drive_by(
+    fn drive_slots(
         &mut self,
-        op: &Running,
-        short: &Short,
-        by: &impl Carries,
+        op: &ActiveOperation,
+        fast_path: &FastPath,
+        transport: &impl SlotProtocol,
         links: &mut [Option<Link>],
-    ) -> Result<Drive, Failed> {
-        let begun = self.act;
-        while let Some((step, act)) = short.acts.get(self.act) {
+    ) -> Result<DriveResult, Failed> {
+        let begun = self.next_action;
+        while let Some((step, next_action)) = fast_path.actions.get(self.next_action) {
             self.execution.step = *step;
             let received: *mut u8 = self.lines.as_mut_ptr().cast();
-            let at = |spot: Spot| self.place(op, spot.place).wrapping_add(spot.at);
-            let operand = |spot: Spot| (spot.place.form(), at(spot).cast_const());
-            match act {
-                Act::Send { to, from, len } => {
+            let at = |memory_ref: MemoryRef| self.place_start(op, memory_ref.place).wrapping_add(memory_ref.at);
+            let operand = |memory_ref: MemoryRef| (memory_ref.place.form(), at(memory_ref).cast_const());
+            match next_action {
+                Action::Send { to, from, len } => {
                     // SAFETY: the message lies in its place, which the operation has; what this rank writes there comes later.
-                    if !unsafe { by.send(link(links, *to)?, at(*from), *len) }? {
+                    if !unsafe { transport.send(link(links, *to)?, at(*from), *len) }? {
                         break;
                     }
                 }
-                Act::Recv { from, into, len } => {
+                Action::Recv { from, into, len } => {
                     let into = at(*into);
                     let target = if *len >= 4 { into } else { received };
                     // SAFETY: the message lies in its place, whose earlier contents have been sent; or in the memory for a slot's lines, which takes four bytes at least.
-                    let Some(come) = (unsafe { by.receive(link(links, *from)?, target, *len) }) else {
+                    let Some(come) = (unsafe { transport.receive(link(links, *from)?, target, *len) }) else {
                         break;
                     };
                     if come != into {
@@ -278,7 +285,7 @@ impl Lane {
                         unsafe { core::ptr::copy_nonoverlapping(come, into, *len) };
                     }
                 }
-                Act::RecvReduce {
+                Action::RecvReduce {
                     from,
                     form,
                     len,
@@ -287,31 +294,34 @@ impl Lane {
                     elements,
                 } => {
                     // SAFETY: the memory for lines takes a slot's.
-                    let Some(come) = (unsafe { by.receive(link(links, *from)?, received, *len) }) else {
+                    let Some(come) = (unsafe { transport.receive(link(links, *from)?, received, *len) }) else {
                         break;
                     };
                     let sources = [(*form, come.cast_const()), operand(*with)];
                     // SAFETY: all are as long as the message; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
                     unsafe { op.function.reduce(&sources, (into.place.form(), at(*into)), *elements) };
                 }
-                Act::Reduce {
+                Action::Reduce {
                     sources,
                     into,
                     elements,
                 } => {
                     let mut operands = core::mem::take(&mut self.operands);
                     operands.clear();
-                    let operand = |spot: &Spot| {
-                        let at = self.place(op, spot.place).wrapping_add(spot.at);
-                        (spot.place.form(), at.cast_const())
+                    let operand = |memory_ref: &MemoryRef| {
+                        let at = self.place_start(op, memory_ref.place).wrapping_add(memory_ref.at);
+                        (memory_ref.place.form(), at.cast_const())
                     };
                     operands.extend(sources.iter().map(operand));
-                    let into = (into.place.form(), self.place(op, into.place).wrapping_add(into.at));
+                    let into = (
+                        into.place.form(),
+                        self.place_start(op, into.place).wrapping_add(into.at),
+                    );
                     // SAFETY: all hold data blocks of one length; they are the same or apart, and nobody else writes them now.
                     unsafe { op.function.reduce(&operands, into, *elements) };
                     self.operands = operands;
                 }
-                Act::Copy { from, into, len } => {
+                Action::Copy { from, into, len } => {
                     let (from, into) = (at(*from), at(*into));
                     // In place they may be one.
                     if from != into {
@@ -320,24 +330,24 @@ impl Lane {
                     }
                 }
             }
-            self.act += 1;
+            self.next_action += 1;
         }
-        let done = self.act == short.acts.len();
-        if self.act != begun || self.notes_wait {
-            self.notes_wait = false;
+        let done = self.next_action == fast_path.actions.len();
+        if self.next_action != begun || self.control_writes_pending {
+            self.control_writes_pending = false;
             for to in links.iter_mut().flatten() {
-                to.send_notes()?;
-                // Else the peer would wait for the slots that they give back, and this rank for the peer's next message.
-                self.notes_wait |= to.has_notes();
+                to.flush_control_writes()?;
+                // Else the peer would wait for the slots that they give slices_back, and this rank for the peer's next message.
+                self.control_writes_pending |= to.has_control_writes();
             }
         }
-        Ok(match (done, self.act != begun) {
+        Ok(match (done, self.next_action != begun) {
             (true, _) => {
                 self.running = false;
-                Drive::Done
+                DriveResult::Done
             }
-            (false, true) => Drive::Moved,
-            (false, false) => Drive::Idle,
+            (false, true) => DriveResult::Moved,
+            (false, false) => DriveResult::Idle,
         })
     }
 }

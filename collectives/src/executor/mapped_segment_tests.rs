@@ -33,8 +33,8 @@ fn offered(name: &str, seals: SealFlag) -> (File, Offer) {
 #[test]
 fn a_mapping_is_the_very_memory() {
     let (file, offer) = offered("doorbell", SealFlag::F_SEAL_SHRINK);
-    let mapped = Mapped::open(offer).unwrap();
-    let at = mapped.at((1 << 20) + 128, 64).unwrap();
+    let mapped = MappedSegment::open(offer).unwrap();
+    let at = mapped.translate((1 << 20) + 128, 64).unwrap();
     // SAFETY: within the mapping, aligned, and nobody else has it.
     unsafe { at.cast::<u64>().write_volatile(0x1234_5678) };
     let mut bytes = [0; 8];
@@ -45,9 +45,9 @@ fn a_mapping_is_the_very_memory() {
 #[test]
 fn only_what_is_wholly_inside_and_aligned_is_given() {
     let (_file, offer) = offered("doorbell", SealFlag::F_SEAL_SHRINK);
-    let mapped = Mapped::open(offer).unwrap();
+    let mapped = MappedSegment::open(offer).unwrap();
     let start = 1 << 20;
-    assert!(mapped.at(start, LEN).is_some() && mapped.at(start + 64, LEN - 64).is_some());
+    assert!(mapped.translate(start, LEN).is_some() && mapped.translate(start + 64, LEN - 64).is_some());
     for (addr, len) in [
         (start - 64, 64),
         (start + 8, 8),
@@ -56,7 +56,7 @@ fn only_what_is_wholly_inside_and_aligned_is_given() {
         (start, usize::MAX),
         (u64::MAX, 1),
     ] {
-        assert!(mapped.at(addr, len).is_none(), "{addr:#x}, {len}");
+        assert!(mapped.translate(addr, len).is_none(), "{addr:#x}, {len}");
     }
 }
 
@@ -109,20 +109,20 @@ fn what_is_not_what_was_offered_is_not_mapped() {
         ),
         ("longer than there can be", Offer { len: u64::MAX, ..good }),
     ];
-    assert!(Mapped::open(good).is_some());
+    assert!(MappedSegment::open(good).is_some());
     for (what, offer) in wrong {
-        assert!(Mapped::open(offer).is_none(), "{what}");
+        assert!(MappedSegment::open(offer).is_none(), "{what}");
     }
     let (_file, could_shrink) = offered("doorbell", SealFlag::F_SEAL_GROW);
-    assert!(Mapped::open(could_shrink).is_none());
+    assert!(MappedSegment::open(could_shrink).is_none());
     let (_file, another_name) = offered("something", SealFlag::F_SEAL_SHRINK);
-    assert!(Mapped::open(another_name).is_none());
+    assert!(MappedSegment::open(another_name).is_none());
     let plain = tempfile();
     let file = Offer {
         descriptor: plain.as_raw_fd().cast_unsigned(),
         ..good
     };
-    assert!(Mapped::open(file).is_none(), "a file with a name");
+    assert!(MappedSegment::open(file).is_none(), "a file with a name");
 }
 
 /// A file in a folder, with no name left.

@@ -2,28 +2,28 @@
 
 use doorbell_verbs::Alias;
 
-use super::slots::STAGING;
-use super::walk::{self, Walk};
-use super::{Lane, PENDING, Pending, Scene, link};
-use crate::executor::code::{Instruction, message};
+use super::cursor::{self, MessageCursor};
+use super::staging::STAGING_SLOTS;
+use super::{DriveContext, NOT_SENT, PendingSend, StrandRunner, link};
 use crate::executor::error::Failed;
+use crate::executor::program::{Instruction, message};
 use crate::plan::{Place, Step};
 use crate::types::Rank;
 
-impl Lane {
+impl StrandRunner {
     /// Grants memory for what is to be received, as far ahead as memory is free.
-    pub(super) fn grant(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
-        let op = scene.op;
-        let strand = &op.ready.code.strands[self.strand as usize];
+    pub(super) fn grant(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
+        let op = context.op;
+        let strand = &op.ready.program.strands[self.strand as usize];
         let mut moved = false;
-        while self.grants.turn < self.turns(op) {
+        while self.grants.slice_index < self.slice_count(op) {
             let Some(&step) = strand.receives.get(self.receive) else {
                 if strand.receives.is_empty() {
-                    self.grants.turn = u32::MAX;
+                    self.grants.slice_index = u32::MAX;
                     break;
                 }
                 self.receive = 0;
-                self.grants.turn += 1;
+                self.grants.slice_index += 1;
                 continue;
             };
             self.grants.step = step;
@@ -31,21 +31,27 @@ impl Lane {
             let Some((from, form, span)) = message(&instruction.step) else {
                 break;
             };
-            let slice = self.slice(op, self.grants.turn);
-            let mut walk = self.grant_walk;
-            let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
-            else {
+            let slice = self.slice(op, self.grants.slice_index);
+            let mut cursor = self.grant_cursor;
+            let Some(fragment) = cursor::next_fragment(
+                &op.ready.layout,
+                op.fragment(form),
+                instruction,
+                span,
+                slice,
+                &mut cursor,
+            ) else {
                 self.receive += 1;
-                self.grant_walk = Walk::default();
+                self.grant_cursor = MessageCursor::default();
                 continue;
             };
             let len = fragment.len as usize * op.function.bytes(form);
             if op.is_eager(len) {
-                walk::pass(&mut walk, fragment);
-                self.grant_walk = walk;
+                cursor::advance(&mut cursor, fragment);
+                self.grant_cursor = cursor;
                 continue;
             }
-            let peer = link(scene.links, from)?;
+            let peer = link(context.links, from)?;
             if !peer.may_grant() {
                 break;
             }
@@ -54,53 +60,61 @@ impl Lane {
                 _ => None,
             };
             if let Some((segment, rail, offset)) = direct {
-                if !self.has_passed(instruction.free_after, self.grants.turn)
-                    || !self.is_free(op, instruction, span, Some(fragment), self.grants.turn, scene.links)
+                if !self.has_passed(instruction.free_after, self.grants.slice_index)
+                    || !self.is_free(
+                        op,
+                        instruction,
+                        span,
+                        Some(fragment),
+                        self.grants.slice_index,
+                        context.links,
+                    )
                 {
                     break;
                 }
-                let at = offset + walk::bytes_at(&op.ready.layout, &op.function, instruction, span, slice, fragment);
+                let at =
+                    offset + cursor::byte_offset(&op.ready.layout, &op.function, instruction, span, slice, fragment);
                 let addr = segment.start().addr() as u64 + at as u64;
                 let rkey = segment.rkey(rail);
-                link(scene.links, from)?.grant(addr, rkey, len as u32);
+                link(context.links, from)?.grant(addr, rkey, len as u32);
             } else {
-                if self.staging.taken - self.staging.given == STAGING {
+                if self.receive_staging.acquired - self.receive_staging.released == STAGING_SLOTS {
                     break;
                 }
-                let addr = self.staging.start(self.staging.taken).addr() as u64;
-                let rkey = self.staging.memory.as_ref().map_or(0, |memory| memory.rkey(0));
+                let addr = self.receive_staging.start(self.receive_staging.acquired).addr() as u64;
+                let rkey = self.receive_staging.memory.as_ref().map_or(0, |memory| memory.rkey(0));
                 peer.grant(addr, rkey, len as u32);
-                self.staging.taken += 1;
+                self.receive_staging.acquired += 1;
             }
-            walk::pass(&mut walk, fragment);
-            self.grant_walk = walk;
+            cursor::advance(&mut cursor, fragment);
+            self.grant_cursor = cursor;
             moved = true;
         }
         Ok(moved)
     }
 
     /// Begins a send, and lets it go as far as it can. False if the send of this step in the slice before has not left.
-    pub(super) fn begin_send(&mut self, scene: &mut Scene<'_>, to: Rank) -> Result<bool, Failed> {
+    pub(super) fn begin_send(&mut self, context: &mut DriveContext<'_>, to: Rank) -> Result<bool, Failed> {
         let step = self.execution.step as usize;
-        if self.sent[step] == PENDING {
+        if self.sent[step] == NOT_SENT {
             return Ok(false);
         }
-        let mut send = Pending {
+        let mut send = PendingSend {
             at: self.execution,
             to,
-            walk: Walk::default(),
+            cursor: MessageCursor::default(),
             last: 0,
         };
-        self.sent[step] = PENDING;
+        self.sent[step] = NOT_SENT;
         let waits = self.sends.iter().any(|before| before.to == to);
-        if waits || !self.send(scene, &mut send)?.1 {
+        if waits || !self.send(context, &mut send)?.1 {
             self.sends.push(send);
         }
         Ok(true)
     }
 
     /// Goes on with the sends under way; those to one rank in their order.
-    pub(super) fn send_pending(&mut self, scene: &mut Scene<'_>) -> Result<bool, Failed> {
+    pub(super) fn send_pending(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let mut moved = false;
         let mut index = 0;
         while index < self.sends.len() {
@@ -109,7 +123,7 @@ impl Lane {
                 index += 1;
                 continue;
             }
-            let (further, done) = self.send(scene, &mut send)?;
+            let (further, done) = self.send(context, &mut send)?;
             moved |= further;
             if done {
                 self.sends.remove(index);
@@ -122,56 +136,61 @@ impl Lane {
     }
 
     /// Sends of a message what can be sent. Gives whether that was anything, and whether it was the last.
-    pub(super) fn send(&mut self, scene: &mut Scene<'_>, send: &mut Pending) -> Result<(bool, bool), Failed> {
-        let op = scene.op;
-        let instruction = &op.ready.code.strands[self.strand as usize].instructions[send.at.step as usize];
+    pub(super) fn send(
+        &mut self,
+        context: &mut DriveContext<'_>,
+        send: &mut PendingSend,
+    ) -> Result<(bool, bool), Failed> {
+        let op = context.op;
+        let instruction = &op.ready.program.strands[self.strand as usize].instructions[send.at.step as usize];
         let Some((_, form, span)) = message(&instruction.step) else {
             return Ok((false, true));
         };
-        let slice = self.slice(op, send.at.turn);
+        let slice = self.slice(op, send.at.slice_index);
         let mut moved = false;
-        while let Some(fragment) = walk::next(
+        while let Some(fragment) = cursor::next_fragment(
             &op.ready.layout,
             op.fragment(form),
             instruction,
             span,
             slice,
-            &mut send.walk,
+            &mut send.cursor,
         ) {
-            let to = link(scene.links, send.to)?;
+            let to = link(context.links, send.to)?;
             let len = fragment.len as usize * op.function.bytes(form);
-            let at = walk::bytes_at(&op.ready.layout, &op.function, instruction, span, slice, fragment);
+            let at = cursor::byte_offset(&op.ready.layout, &op.function, instruction, span, slice, fragment);
             if let Some(lines) = op.lines {
                 if !to.may_send_lines(lines) {
                     return Ok((moved, false));
                 }
-                let from = self.place(op, span.place).wrapping_add(at);
+                let from = self.place_start(op, span.place).wrapping_add(at);
                 // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
                 unsafe { to.send_lines(lines, from, len) }?;
             } else if op.is_eager(len) && to.may_store() {
-                let from = self.place(op, span.place).wrapping_add(at);
+                let from = self.place_start(op, span.place).wrapping_add(at);
                 // SAFETY: as of lines.
                 unsafe { to.store(from, len) }?;
             } else {
-                if !to.may_send(op.is_eager(len)) || !op.is_eager(len) && self.is_unheard(send.to) {
+                if !to.may_send(op.is_eager(len)) || !op.is_eager(len) && self.awaits_lengths_from(send.to) {
                     return Ok((moved, false));
                 }
                 let message = if len == 0 {
                     None
                 } else {
-                    let Some(source) = self.source(scene, span.place, at, len, send.to) else {
+                    let Some(source) = self.source(context, span.place, at, len, send.to) else {
                         return Ok((moved, false));
                     };
                     Some((source, len))
                 };
-                let number = link(scene.links, send.to)?.send(message, op.is_eager(len))?;
+                let number = link(context.links, send.to)?.send(message, op.is_eager(len))?;
                 if self.registered(op, span.place).is_some() {
                     send.last = number;
                 } else if len > 0 {
-                    self.copied[((self.copies.taken - 1) % STAGING) as usize] = (send.to, number);
+                    self.send_staging_use[((self.send_staging.acquired - 1) % STAGING_SLOTS) as usize] =
+                        (send.to, number);
                 }
             }
-            walk::pass(&mut send.walk, fragment);
+            cursor::advance(&mut send.cursor, fragment);
             moved = true;
         }
         self.sent[send.at.step as usize] = send.last;
@@ -181,56 +200,66 @@ impl Lane {
     /// What a message of Simple is sent from: where it lies, or a copy of it. `None` while there is no memory for a copy.
     pub(super) fn source(
         &mut self,
-        scene: &mut Scene<'_>,
+        context: &mut DriveContext<'_>,
         place: Place,
         at: usize,
         len: usize,
         to: Rank,
     ) -> Option<Alias> {
-        let op = scene.op;
+        let op = context.op;
         if let Some((segment, rail, offset)) = self.registered(op, place) {
             return segment.alias(rail, offset + at, len);
         }
-        while self.copies.given < self.copies.taken {
-            let (of, number) = self.copied[(self.copies.given % STAGING) as usize];
-            if scene.links[of.index()]
+        while self.send_staging.released < self.send_staging.acquired {
+            let (of, number) = self.send_staging_use[(self.send_staging.released % STAGING_SLOTS) as usize];
+            if context.links[of.index()]
                 .as_ref()
                 .is_some_and(|link| link.completed < number)
             {
                 break;
             }
-            self.copies.given += 1;
+            self.send_staging.released += 1;
         }
-        if self.copies.taken - self.copies.given == STAGING {
+        if self.send_staging.acquired - self.send_staging.released == STAGING_SLOTS {
             return None;
         }
-        let (number, from) = (self.copies.taken, self.place(op, place).wrapping_add(at));
+        let (number, from) = (self.send_staging.acquired, self.place_start(op, place).wrapping_add(at));
         // SAFETY: the message lies in its place, which the operation has and nobody writes; a slot is as long as a fragment, and its last message has been confirmed.
-        unsafe { core::ptr::copy_nonoverlapping(from, self.copies.start(number), len) };
-        let alias = self.copies.memory.as_ref()?.alias(0, self.copies.offset(number), len)?;
-        self.copied[(number % STAGING) as usize] = (to, PENDING);
-        self.copies.taken += 1;
+        unsafe { core::ptr::copy_nonoverlapping(from, self.send_staging.start(number), len) };
+        let alias = self
+            .send_staging
+            .memory
+            .as_ref()?
+            .alias(0, self.send_staging.offset(number), len)?;
+        self.send_staging_use[(number % STAGING_SLOTS) as usize] = (to, NOT_SENT);
+        self.send_staging.acquired += 1;
         Some(alias)
     }
 
     /// Receives what is there of a message. True when that was the last.
     pub(super) fn receive_message(
         &mut self,
-        scene: &mut Scene<'_>,
+        context: &mut DriveContext<'_>,
         instruction: &Instruction,
         slice: u32,
         moved: &mut bool,
     ) -> Result<bool, Failed> {
-        let op = scene.op;
+        let op = context.op;
         let Some((from, form, span)) = message(&instruction.step) else {
             return Ok(true);
         };
-        if self.is_unheard(from) {
+        if self.awaits_lengths_from(from) {
             return Ok(false);
         }
-        let mut walk = self.walk;
-        while let Some(fragment) = walk::next(&op.ready.layout, op.fragment(form), instruction, span, slice, &mut walk)
-        {
+        let mut cursor = self.cursor;
+        while let Some(fragment) = cursor::next_fragment(
+            &op.ready.layout,
+            op.fragment(form),
+            instruction,
+            span,
+            slice,
+            &mut cursor,
+        ) {
             let len = fragment.len as usize * op.function.bytes(form);
             let lands = match instruction.step {
                 Step::Recv { into, .. } => {
@@ -239,10 +268,19 @@ impl Lane {
                 _ => false,
             };
             // What was granted where it belongs was free then.
-            if !lands && !self.is_free(op, instruction, span, Some(fragment), self.execution.turn, scene.links) {
+            if !lands
+                && !self.is_free(
+                    op,
+                    instruction,
+                    span,
+                    Some(fragment),
+                    self.execution.slice_index,
+                    context.links,
+                )
+            {
                 return Ok(false);
             }
-            let into = self.place(op, span.place).wrapping_add(walk::bytes_at(
+            let into = self.place_start(op, span.place).wrapping_add(cursor::byte_offset(
                 &op.ready.layout,
                 &op.function,
                 instruction,
@@ -250,7 +288,7 @@ impl Lane {
                 slice,
                 fragment,
             ));
-            let peer = link(scene.links, from)?;
+            let peer = link(context.links, from)?;
             let received: *mut u8 = match op.lines {
                 Some(lines) => {
                     let direct = matches!(instruction.step, Step::Recv { .. }) && len >= 4;
@@ -268,7 +306,7 @@ impl Lane {
                     match peer.receive(op.is_eager(len)) {
                         Some(slot) => slot,
                         None if lands => into,
-                        None => self.staging.start(self.staging.given),
+                        None => self.receive_staging.start(self.receive_staging.released),
                     }
                 }
             };
@@ -280,8 +318,8 @@ impl Lane {
                     },
                     Step::RecvReduce { with, .. } => {
                         let with_at =
-                            walk::bytes_at(&op.ready.layout, &op.function, instruction, *with, slice, fragment);
-                        let operand = self.place(op, with.place).wrapping_add(with_at);
+                            cursor::byte_offset(&op.ready.layout, &op.function, instruction, *with, slice, fragment);
+                        let operand = self.place_start(op, with.place).wrapping_add(with_at);
                         let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
                         // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
                         unsafe {
@@ -292,11 +330,11 @@ impl Lane {
                     _ => {}
                 }
                 if op.lines.is_none() && !op.is_eager(len) && !lands {
-                    self.staging.given += 1;
+                    self.receive_staging.released += 1;
                 }
             }
-            walk::pass(&mut walk, fragment);
-            self.walk = walk;
+            cursor::advance(&mut cursor, fragment);
+            self.cursor = cursor;
             *moved = true;
         }
         Ok(true)

@@ -1,9 +1,9 @@
 //! Messages between two ranks, which no other takes part in.
 //!
-//! They are no plan's: each is an operation of its own, which only its two ends begin. What goes between two ranks in one direction goes in the order in which it was begun there, and nothing waits for anything else: neither for other
+//! They are no plan's: each is an operation of its own, which only its two peers begin. What goes between two ranks in one direction goes in the order in which it was begun there, and nothing waits for anything else: neither for other
 //! ranks' messages nor for what all ranks do, which goes by connections of its own. So sends and receives that were begun together get on in any order.
 //!
-//! A message goes as [Simple](crate::Protocol::Simple) has it, in parts of a fragment each. With each grant the receiver says how much it still expects, so that two ends which do not mean the same length find out before anything is
+//! A message goes as [Simple](crate::Protocol::Simple) has it, in parts of a fragment each. With each grant the receiver says how much it still expects, so that two peers which do not mean the same length find out before anything is
 //! written; even a message without content is granted and sent. Memory that is not registered is copied through a few parts of staging that the message has for itself.
 
 use std::collections::VecDeque;
@@ -21,9 +21,9 @@ use crate::types::Rank;
 use doorbell_verbs::Qpn;
 
 /// Parts of a message that are staged at a time, where its memory is not registered.
-const STAGED: usize = 4;
+const STAGED_PARTS: usize = 4;
 
-/// Which end of a message.
+/// Which queue of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// It is sent to the peer.
@@ -37,18 +37,18 @@ pub enum Direction {
 pub struct Message {
     /// The other rank; or this one, for a message to itself.
     pub peer: Rank,
-    /// Which end this is.
+    /// Which queue this is.
     pub direction: Direction,
     /// What is sent, or where to.
     pub data: Data,
-    /// How long it is; the other end says the same.
+    /// How long it is; the other queue says the same.
     pub bytes: usize,
     /// When it is to have failed.
     pub deadline: Option<Duration>,
 }
 
 /// A message under way, or done and not yet taken.
-struct Job {
+struct Transfer {
     message: Message,
     /// Which it is of those between the two in its direction, counted from 1.
     number: u64,
@@ -57,14 +57,14 @@ struct Job {
     granted: usize,
     moved: usize,
     /// The requests that have to be confirmed until a staged part is out of the way; of the last one, in any case.
-    posted: [u64; STAGED],
+    posted: [u64; STAGED_PARTS],
     staging: Option<Arc<Segment>>,
     began: Option<Instant>,
     result: Option<Result<(), Failed>>,
     taken: bool,
 }
 
-impl Job {
+impl Transfer {
     /// Where a part begins, and its length.
     fn part(&self, part: usize, fragment: usize) -> (usize, usize) {
         let at = part * fragment;
@@ -73,13 +73,13 @@ impl Job {
 
     /// Where a part is staged.
     fn slot(part: usize, fragment: usize) -> usize {
-        part % STAGED * fragment
+        part % STAGED_PARTS * fragment
     }
 }
 
 /// What is between this rank and another: numbers of messages, in their order.
 #[derive(Default)]
-struct End {
+struct PeerQueue {
     /// Not sent as a whole.
     sends: VecDeque<u64>,
     /// Sent, and not confirmed.
@@ -92,42 +92,42 @@ struct End {
     received: u64,
 }
 
-impl End {
+impl PeerQueue {
     fn is_idle(&self) -> bool {
         self.sends.is_empty() && self.posted.is_empty() && self.receives.is_empty()
     }
 }
 
 /// A rank's messages.
-pub(super) struct Pairs {
+pub(super) struct PointToPoint {
     rank: Rank,
     /// Which of the connections to a rank, and of the devices, is theirs.
-    lane: usize,
+    connection: usize,
     rail: usize,
     /// Bytes of a part, at most.
     fragment: usize,
-    jobs: VecDeque<Job>,
+    transfers: VecDeque<Transfer>,
     /// The number of the first that is kept.
     first: u64,
-    ends: Vec<End>,
+    peers: Vec<PeerQueue>,
     /// The ranks that anything is under way with.
     busy: Vec<Rank>,
     /// Memory for staging.
-    spare: Vec<Arc<Segment>>,
+    free_segments: Vec<Arc<Segment>>,
 }
 
-impl Pairs {
-    pub(super) fn new(rank: Rank, ranks: u32, lane: usize, rail: usize, fragment: usize) -> Self {
+impl PointToPoint {
+    pub(super) fn new(rank: Rank, ranks: u32, connection: usize, rail: usize, fragment: usize) -> Self {
         Self {
             rank,
-            lane,
+            connection,
             rail,
             fragment: fragment / 4096 * 4096,
-            jobs: VecDeque::new(),
+            transfers: VecDeque::new(),
             first: 1,
-            ends: (0..ranks).map(|_| End::default()).collect(),
+            peers: (0..ranks).map(|_| PeerQueue::default()).collect(),
             busy: Vec::new(),
-            spare: Vec::new(),
+            free_segments: Vec::new(),
         }
     }
 
@@ -137,9 +137,9 @@ impl Pairs {
 
     /// Whether nothing is under way, or failed and not taken.
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs
+        self.transfers
             .iter()
-            .all(|job| job.taken || matches!(job.result, Some(Ok(()))))
+            .all(|transfer| transfer.taken || matches!(transfer.result, Some(Ok(()))))
     }
 
     /// Whether anything is under way.
@@ -150,23 +150,23 @@ impl Pairs {
 
     /// Messages that are not taken.
     pub(super) fn outstanding(&self) -> usize {
-        self.jobs.iter().filter(|job| !job.taken).count()
+        self.transfers.iter().filter(|transfer| !transfer.taken).count()
     }
 
     pub(super) fn has(&self, ticket: Ticket) -> bool {
         self.index(ticket)
-            .and_then(|index| self.jobs.get(index))
-            .is_some_and(|job| !job.taken)
+            .and_then(|index| self.transfers.get(index))
+            .is_some_and(|transfer| !transfer.taken)
     }
 
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
         let index = self.index(ticket)?;
-        let job = self.jobs.get_mut(index).filter(|job| !job.taken)?;
-        let result = job.result.clone()?;
-        job.taken = true;
-        (job.message.data, job.staging) = (Data::None, None);
-        while self.jobs.front().is_some_and(|job| job.taken) {
-            self.jobs.pop_front();
+        let transfer = self.transfers.get_mut(index).filter(|transfer| !transfer.taken)?;
+        let result = transfer.result.clone()?;
+        transfer.taken = true;
+        (transfer.message.data, transfer.staging) = (Data::None, None);
+        while self.transfers.front().is_some_and(|transfer| transfer.taken) {
+            self.transfers.pop_front();
             self.first += 1;
         }
         Some(result)
@@ -175,22 +175,22 @@ impl Pairs {
     /// When those under way, or failed and not taken, were first seen under way, and how long they may take.
     pub(super) fn expiring(&mut self) -> impl Iterator<Item = (Instant, Duration)> + '_ {
         let open = self
-            .jobs
+            .transfers
             .iter_mut()
-            .filter(|job| !job.taken && !matches!(job.result, Some(Ok(()))));
-        open.filter_map(|job| {
-            let deadline = job.message.deadline?;
-            Some((*job.began.get_or_insert_with(Instant::now), deadline))
+            .filter(|transfer| !transfer.taken && !matches!(transfer.result, Some(Ok(()))));
+        open.filter_map(|transfer| {
+            let deadline = transfer.message.deadline?;
+            Some((*transfer.began.get_or_insert_with(Instant::now), deadline))
         })
     }
 
     /// Fails all that are under way.
     pub(super) fn fail(&mut self, why: &Failed) {
-        for job in &mut self.jobs {
-            job.result.get_or_insert_with(|| Err(why.clone()));
+        for transfer in &mut self.transfers {
+            transfer.result.get_or_insert_with(|| Err(why.clone()));
         }
         self.busy.clear();
-        self.ends.iter_mut().for_each(|end| *end = End::default());
+        self.peers.iter_mut().for_each(|queue| *queue = PeerQueue::default());
     }
 
     /// Gets on as far as it goes. Whether anything has moved.
@@ -199,66 +199,66 @@ impl Pairs {
         for index in 0..self.busy.len() {
             let peer = self.busy[index];
             if peer == self.rank {
-                moved |= self.copy_own()?;
+                moved |= self.copy_to_self()?;
             } else if let Some(link) = links.get_mut(peer.index()).and_then(Option::as_mut) {
                 moved |= self.confirm(peer, link);
                 moved |= self.send(peer, link)?;
                 moved |= self.receive(peer, link);
                 moved |= self.grant(peer, link);
-                link.send_notes()?;
+                link.flush_control_writes()?;
             }
         }
         if moved {
-            let ends = &self.ends;
-            self.busy.retain(|peer| !ends[peer.index()].is_idle());
+            let peers = &self.peers;
+            self.busy.retain(|peer| !peers[peer.index()].is_idle());
         }
         Ok(moved)
     }
 
     /// Messages that were sent are done when they are confirmed.
     fn confirm(&mut self, peer: Rank, link: &Link) -> bool {
-        let end = &mut self.ends[peer.index()];
+        let queue = &mut self.peers[peer.index()];
         let mut moved = false;
-        while let Some(&number) = end.posted.front() {
-            let job = &mut self.jobs[(number - self.first) as usize];
-            if link.completed < job.posted[(job.parts - 1) % STAGED] {
+        while let Some(&number) = queue.posted.front() {
+            let transfer = &mut self.transfers[(number - self.first) as usize];
+            if link.completed < transfer.posted[(transfer.parts - 1) % STAGED_PARTS] {
                 break;
             }
-            job.result = Some(Ok(()));
-            end.posted.pop_front();
+            transfer.result = Some(Ok(()));
+            queue.posted.pop_front();
             moved = true;
         }
         moved
     }
 
     fn send(&mut self, peer: Rank, link: &mut Link) -> Result<bool, Failed> {
-        let end = &mut self.ends[peer.index()];
+        let queue = &mut self.peers[peer.index()];
         let mut moved = false;
-        while let Some(&number) = end.sends.front() {
-            let job = &mut self.jobs[(number - self.first) as usize];
-            while job.moved < job.parts {
+        while let Some(&number) = queue.sends.front() {
+            let transfer = &mut self.transfers[(number - self.first) as usize];
+            while transfer.moved < transfer.parts {
                 if !link.is_granted() {
                     return Ok(moved);
                 }
-                let (at, len) = job.part(job.moved, self.fragment);
+                let (at, len) = transfer.part(transfer.moved, self.fragment);
                 let rest = link.granted_rest();
-                if rest != (job.message.bytes - at) as u64 {
+                if rest != (transfer.message.bytes - at) as u64 {
                     return Err(Failed::Length {
                         peer,
-                        message: job.number,
-                        bytes: job.message.bytes as u64,
+                        message: transfer.number,
+                        bytes: transfer.message.bytes as u64,
                         expected: at as u64 + rest,
                     });
                 }
-                let slot = job.moved % STAGED;
-                let source = match (&job.message.data, &job.staging) {
+                let slot = transfer.moved % STAGED_PARTS;
+                let source = match (&transfer.message.data, &transfer.staging) {
                     _ if len == 0 => None,
                     (Data::Registered(segment, offset), _) => segment.alias(self.rail, offset + at, len),
                     (data, Some(staging)) => {
-                        if job.moved >= STAGED && link.completed < job.posted[slot] {
+                        if transfer.moved >= STAGED_PARTS && link.completed < transfer.posted[slot] {
                             return Ok(moved);
                         }
-                        let place = Job::slot(job.moved, self.fragment);
+                        let place = Transfer::slot(transfer.moved, self.fragment);
                         let from = data.start().wrapping_add(at);
                         // SAFETY: the part lies in what is sent, which `submit_message` was promised; staging is as long as this part there, and what was sent from there before is confirmed.
                         unsafe { core::ptr::copy_nonoverlapping(from, staging.start().add(place), len) };
@@ -266,90 +266,90 @@ impl Pairs {
                     }
                     (_, None) => None,
                 };
-                job.posted[slot] = link.send_granted(source.map(|source| (source, len)))?;
-                job.moved += 1;
+                transfer.posted[slot] = link.send_granted(source.map(|source| (source, len)))?;
+                transfer.moved += 1;
                 moved = true;
             }
-            end.sends.pop_front();
-            end.posted.push_back(number);
+            queue.sends.pop_front();
+            queue.posted.push_back(number);
         }
         Ok(moved)
     }
 
     /// Takes parts that have come.
     fn receive(&mut self, peer: Rank, link: &mut Link) -> bool {
-        let end = &mut self.ends[peer.index()];
+        let queue = &mut self.peers[peer.index()];
         let mut moved = false;
-        while let Some(&number) = end.receives.front() {
-            let job = &mut self.jobs[(number - self.first) as usize];
-            while job.moved < job.granted && link.has_arrived() {
+        while let Some(&number) = queue.receives.front() {
+            let transfer = &mut self.transfers[(number - self.first) as usize];
+            while transfer.moved < transfer.granted && link.has_arrived() {
                 link.receive_granted();
-                if let Some(staging) = &job.staging {
-                    let (at, len) = job.part(job.moved, self.fragment);
-                    let into = job.message.data.start().wrapping_add(at);
+                if let Some(staging) = &transfer.staging {
+                    let (at, len) = transfer.part(transfer.moved, self.fragment);
+                    let into = transfer.message.data.start().wrapping_add(at);
                     // SAFETY: the part belongs there, which `submit_message` was promised; it has been written where it is staged, and nobody writes there before it is granted again.
                     unsafe {
-                        let from = staging.start().add(Job::slot(job.moved, self.fragment));
+                        let from = staging.start().add(Transfer::slot(transfer.moved, self.fragment));
                         core::ptr::copy_nonoverlapping(from, into, len);
                     }
                 }
-                job.moved += 1;
+                transfer.moved += 1;
                 moved = true;
             }
-            if job.moved < job.parts {
+            if transfer.moved < transfer.parts {
                 break;
             }
-            job.result = Some(Ok(()));
-            end.receives.pop_front();
-            end.granted -= 1;
+            transfer.result = Some(Ok(()));
+            queue.receives.pop_front();
+            queue.granted -= 1;
         }
         moved
     }
 
     /// Grants what may come: ahead of what has come, as far as there is memory.
     fn grant(&mut self, peer: Rank, link: &mut Link) -> bool {
-        let end = &mut self.ends[peer.index()];
+        let queue = &mut self.peers[peer.index()];
         let mut moved = false;
-        while let Some(&number) = end.receives.get(end.granted) {
-            let job = &mut self.jobs[(number - self.first) as usize];
-            while job.granted < job.parts {
-                let full = job.staging.is_some() && job.granted - job.moved == STAGED;
+        while let Some(&number) = queue.receives.get(queue.granted) {
+            let transfer = &mut self.transfers[(number - self.first) as usize];
+            while transfer.granted < transfer.parts {
+                let full = transfer.staging.is_some() && transfer.granted - transfer.moved == STAGED_PARTS;
                 if full || !link.may_grant() {
                     return moved;
                 }
-                let (at, len) = job.part(job.granted, self.fragment);
-                let (addr, rkey) = match (&job.message.data, &job.staging) {
+                let (at, len) = transfer.part(transfer.granted, self.fragment);
+                let (addr, rkey) = match (&transfer.message.data, &transfer.staging) {
                     (Data::Registered(segment, offset), _) => (
                         segment.start().wrapping_add(offset + at).addr(),
                         segment.rkey(self.rail),
                     ),
                     (_, Some(staging)) => {
-                        let place = Job::slot(job.granted, self.fragment);
+                        let place = Transfer::slot(transfer.granted, self.fragment);
                         (staging.start().wrapping_add(place).addr(), staging.rkey(0))
                     }
                     (_, None) => (0, 0),
                 };
-                let rest = (job.message.bytes - at) as u64;
+                let rest = (transfer.message.bytes - at) as u64;
                 link.grant_rest(addr as u64, rkey, len as u32, rest);
-                job.granted += 1;
+                transfer.granted += 1;
                 moved = true;
             }
-            end.granted += 1;
+            queue.granted += 1;
         }
         moved
     }
 
     /// Messages of this rank to itself are copied.
-    fn copy_own(&mut self) -> Result<bool, Failed> {
-        let end = &mut self.ends[self.rank.index()];
+    fn copy_to_self(&mut self) -> Result<bool, Failed> {
+        let queue = &mut self.peers[self.rank.index()];
         let mut moved = false;
-        while let (Some(&sent), Some(&received)) = (end.sends.front(), end.receives.front()) {
-            let job = |number: u64| &self.jobs[(number - self.first) as usize];
-            let (from, into) = (&job(sent).message, &job(received).message);
+        while let (Some(&sent), Some(&received)) = (queue.sends.front(), queue.receives.front()) {
+            let transfer = |number: u64| &self.transfers[(number - self.first) as usize];
+            let (from, into) = (&transfer(sent).message, &transfer(received).message);
             if from.bytes != into.bytes {
                 return Err(Failed::Length {
                     peer: self.rank,
-                    message: job(sent).number,
+                    message: transfer(sent).number,
                     bytes: from.bytes as u64,
                     expected: into.bytes as u64,
                 });
@@ -359,10 +359,10 @@ impl Pairs {
                 unsafe { core::ptr::copy(from.data.start(), into.data.start(), from.bytes) };
             }
             for number in [sent, received] {
-                self.jobs[(number - self.first) as usize].result = Some(Ok(()));
+                self.transfers[(number - self.first) as usize].result = Some(Ok(()));
             }
-            end.sends.pop_front();
-            end.receives.pop_front();
+            queue.sends.pop_front();
+            queue.receives.pop_front();
             moved = true;
         }
         Ok(moved)
@@ -371,24 +371,24 @@ impl Pairs {
     /// What is waited for: by message, with the ticket.
     pub(super) fn waits(&self, links: &[Vec<Option<Link>>]) -> Vec<(u64, Wait)> {
         let mut waits = Vec::new();
-        let links = links.get(self.lane);
+        let links = links.get(self.connection);
         for &peer in &self.busy {
             let Some(link) = links.and_then(|links| links.get(peer.index())?.as_ref()) else {
                 continue;
             };
-            let end = &self.ends[peer.index()];
+            let queue = &self.peers[peer.index()];
             let first = [
-                (end.receives.front(), Awaited::Message),
-                (end.sends.front(), Awaited::Credit),
-                (end.posted.front(), Awaited::Acknowledgement),
+                (queue.receives.front(), Awaited::Message),
+                (queue.sends.front(), Awaited::Credit),
+                (queue.posted.front(), Awaited::Acknowledgement),
             ];
             for (number, awaited) in first {
                 let Some(&number) = number else { continue };
-                let job = &self.jobs[(number - self.first) as usize];
+                let transfer = &self.transfers[(number - self.first) as usize];
                 let wait = Wait {
-                    operation: MESSAGES | job.number,
-                    connection: self.lane as u32,
-                    slice: job.moved as u64,
+                    operation: MESSAGES | transfer.number,
+                    connection: self.connection as u32,
+                    slice: transfer.moved as u64,
                     step: 0,
                     peer,
                     qpn: link.qpn().get(),
@@ -442,24 +442,29 @@ impl Engine {
             _ if message.bytes == 0 => {}
             Data::None => return refuse("a message has bytes, and no memory was given"),
             Data::Registered(segment, offset) => {
-                if offset.checked_add(message.bytes).is_none_or(|end| end > segment.len()) {
+                if offset
+                    .checked_add(message.bytes)
+                    .is_none_or(|queue| queue > segment.len())
+                {
                     return refuse("a message goes beyond its segment");
                 }
             }
             Data::Plain(_) => {}
         }
-        let pairs = &mut self.pairs;
+        let p2p = &mut self.p2p;
         let staging = match message.data {
             Data::Plain(_) if message.bytes > 0 && peer != rank => {
-                let len = message.bytes.min(STAGED * pairs.fragment).next_multiple_of(4096);
-                let free = |spare: &&Arc<Segment>| spare.len() >= len && Arc::strong_count(spare) == 1;
-                let spare = pairs.spare.iter().find(free).cloned();
-                let segment = match spare {
-                    Some(spare) => spare,
+                let len = message.bytes.min(STAGED_PARTS * p2p.fragment).next_multiple_of(4096);
+                let free =
+                    |free_segments: &&Arc<Segment>| free_segments.len() >= len && Arc::strong_count(free_segments) == 1;
+                let free_segments = p2p.free_segments.iter().find(free).cloned();
+                let segment = match free_segments {
+                    Some(free_segments) => free_segments,
                     None => {
-                        pairs.spare.retain(|spare| Arc::strong_count(spare) > 1);
-                        let segment = Arc::new(Segment::new([&self.rails[pairs.rail].domain], len)?);
-                        pairs.spare.push(Arc::clone(&segment));
+                        p2p.free_segments
+                            .retain(|free_segments| Arc::strong_count(free_segments) > 1);
+                        let segment = Arc::new(Segment::new([&self.rails[p2p.rail].domain], len)?);
+                        p2p.free_segments.push(Arc::clone(&segment));
                         segment
                     }
                 };
@@ -467,23 +472,23 @@ impl Engine {
             }
             _ => None,
         };
-        let ticket = pairs.first + pairs.jobs.len() as u64;
-        let end = &mut pairs.ends[peer.index()];
-        if end.is_idle() {
-            pairs.busy.push(peer);
+        let ticket = p2p.first + p2p.transfers.len() as u64;
+        let queue = &mut p2p.peers[peer.index()];
+        if queue.is_idle() {
+            p2p.busy.push(peer);
         }
         let (queue, count) = match message.direction {
-            Direction::Send => (&mut end.sends, &mut end.sent),
-            Direction::Receive => (&mut end.receives, &mut end.received),
+            Direction::Send => (&mut queue.sends, &mut queue.sent),
+            Direction::Receive => (&mut queue.receives, &mut queue.received),
         };
         queue.push_back(ticket);
         *count += 1;
-        pairs.jobs.push_back(Job {
+        p2p.transfers.push_back(Transfer {
             number: *count,
-            parts: message.bytes.div_ceil(pairs.fragment).max(1),
+            parts: message.bytes.div_ceil(p2p.fragment).max(1),
             granted: 0,
             moved: 0,
-            posted: [0; STAGED],
+            posted: [0; STAGED_PARTS],
             staging,
             began: None,
             result: None,

@@ -93,18 +93,18 @@ impl Offer {
 
 /// A peer's segment of mailboxes, mapped here.
 #[derive(Debug)]
-pub(super) struct Mapped {
+pub(super) struct MappedSegment {
     start: NonNull<u8>,
     len: NonZeroUsize,
     offer: Offer,
 }
 
 // SAFETY: it owns a mapping, and gives no references into it.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedSegment {}
 // SAFETY: as above.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for MappedSegment {}
 
-impl Mapped {
+impl MappedSegment {
     /// Maps what a peer offers, if it can be.
     pub(super) fn open(offer: Offer) -> Option<Self> {
         (boot()? == offer.boot).then_some(())?;
@@ -143,7 +143,7 @@ impl Mapped {
     }
 
     /// Where the `len` bytes are here that the peer has at `addr`; `None` if they are not of the segment, or not aligned to cache lines.
-    pub(super) fn at(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
+    pub(super) fn translate(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(addr.checked_sub(self.offer.start)?).ok()?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len.get());
         // SAFETY: within the mapping.
@@ -151,7 +151,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedSegment {
     fn drop(&mut self) {
         // SAFETY: mapped by `open` with this length, and unmapped once; the links that store there hold it.
         let _ = unsafe { munmap(self.start.cast(), self.len.get()) };
@@ -159,5 +159,5 @@ impl Drop for Mapped {
 }
 
 #[cfg(test)]
-#[path = "mapped_tests.rs"]
+#[path = "mapped_segment_tests.rs"]
 mod tests;

@@ -14,14 +14,14 @@ use super::state::State;
 use super::{CollectiveError, Communicator, FOREVER, Options, calibrate};
 use crate::bootstrap::{Exchange, ExchangeError, Group};
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, EngineError, Patience};
+use crate::executor::{Backoff, Engine, EngineError};
 use crate::topology;
 use crate::tune::{Overrides, Rule, Tuner, TuningFile};
 use crate::types::Rank;
 
 /// What rank 0 says, for all to choose alike.
 #[derive(Serialize, Deserialize)]
-struct Terms {
+struct SharedTuning {
     local: Link,
     remote: Link,
     compute: Compute,
@@ -32,7 +32,7 @@ struct Terms {
     slice_bytes: Option<u64>,
 }
 
-impl Terms {
+impl SharedTuning {
     fn of(tuner: &Tuner) -> Self {
         let Overrides {
             algorithm,
@@ -99,7 +99,7 @@ impl Communicator {
     /// When a device refuses something, the members do not come together, or the tuning file cannot be used.
     pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
         options.deadline = options.deadline.min(FOREVER);
-        let state = State::make(devices, &mut group, &options, None)?;
+        let state = State::connect(devices, &mut group, &options, None)?;
         let comm = Self::of(state, group, devices, options)?;
         if comm.options.calibrate {
             comm.calibrate()?;
@@ -160,7 +160,7 @@ impl Communicator {
             tuner = tuner.with_file(TuningFile::read(path)?);
             tuner.rules = rules;
         }
-        let tuner = agree(&tuner, &mut self.shared.group())?;
+        let tuner = share_tuning(&tuner, &mut self.shared.group())?;
         self.shared.with(|state| state.choose_by(tuner));
         Ok(())
     }
@@ -177,7 +177,7 @@ impl Communicator {
 
     fn with_group(&self, mut group: Group) -> Result<Self, CollectiveError> {
         let tuner = self.tuner();
-        let state = State::make(&self.devices, &mut group, &self.options, Some(tuner))?;
+        let state = State::connect(&self.devices, &mut group, &self.options, Some(tuner))?;
         Self::of(state, group, &self.devices, self.options.clone())
     }
 
@@ -188,13 +188,13 @@ impl Communicator {
     pub fn shrink(&self, timeout: Duration) -> Result<Self, CollectiveError> {
         let timeout = timeout.min(FOREVER);
         let until = Instant::now() + timeout;
-        self.shared.halt("the communicator is being shrunk");
+        self.shared.abort_local("the communicator is being shrunk");
         let tuner = self.tuner();
         let mut group = self.shared.group().shrink(timeout)?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             group.control_mut().set_timeout(left.max(Duration::from_millis(1)));
-            match State::make(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
+            match State::connect(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
                 Ok(state) => return Self::of(state, group, &self.devices, self.options.clone()),
                 // Somebody is gone in between.
                 Err(CollectiveError::Engine(EngineError::Exchange(_)) | CollectiveError::Exchange(_))
@@ -210,7 +210,7 @@ impl Communicator {
 
 impl State {
     /// Connects with the other members, and agrees with them on how choices are made: by `tuner`, where there is one.
-    fn make(
+    fn connect(
         devices: &[Context],
         group: &mut Group,
         options: &Options,
@@ -218,7 +218,7 @@ impl State {
     ) -> Result<Self, CollectiveError> {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
-        engine.set_timeout(timeout(group)?);
+        engine.set_backoff(backoff(group)?);
         let places = places(group, options.place.as_ref())?;
         let hosts = hosts(&places);
         let order = topology::ring(&places);
@@ -229,7 +229,7 @@ impl State {
                 if let Some(path) = &options.tuning_file {
                     tuner = tuner.with_file(TuningFile::read(path)?);
                 }
-                agree(&tuner, group)?
+                share_tuning(&tuner, group)?
             }
         };
         Ok(Self::new(engine, tuner, hosts, order, places))
@@ -237,7 +237,7 @@ impl State {
 }
 
 /// How ranks wait: by how many there are on this host, and the processors on which any of them may run. One alone may be bound to a single processor, and yet have it for itself.
-fn timeout(group: &mut Group) -> Result<Patience, ExchangeError> {
+fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
     let own: Vec<u8> = (0..CpuSet::count())
         .map(|cpu| u8::from(allowed.is_some_and(|allowed| allowed.is_set(cpu) == Ok(true))))
@@ -250,7 +250,7 @@ fn timeout(group: &mut Group) -> Result<Patience, ExchangeError> {
         .map(|(_, said)| said)
         .collect();
     let may_run = |cpu: &usize| here.iter().any(|said| said.get(*cpu) == Some(&1));
-    Ok(Patience::sharing(
+    Ok(Backoff::for_processors(
         here.len(),
         (0..CpuSet::count()).filter(may_run).count(),
     ))
@@ -292,16 +292,16 @@ fn hosts(members: &[topology::Member]) -> Vec<u32> {
 }
 
 /// Takes what rank 0 says for this rank's own.
-fn agree(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
-    let terms = match group.rank() {
-        Rank(0) => serde_json::to_vec(&Terms::of(mine)).unwrap_or_default(),
+fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
+    let tuning = match group.rank() {
+        Rank(0) => serde_json::to_vec(&SharedTuning::of(mine)).unwrap_or_default(),
         _ => Vec::new(),
     };
-    let said = group.control_mut().all_gather(&terms)?;
-    let terms = said
+    let said = group.control_mut().all_gather(&tuning)?;
+    let tuning = said
         .first()
-        .and_then(|first| serde_json::from_slice::<Terms>(first).ok());
-    let tuner = terms.and_then(|terms| terms.tuner(mine.channels));
+        .and_then(|first| serde_json::from_slice::<SharedTuning>(first).ok());
+    let tuner = tuning.and_then(|tuning| tuning.tuner(mine.channels));
     tuner.ok_or_else(|| {
         let reason =
             "rank 0 has said nothing that this release understands: run the same release everywhere".to_owned();

@@ -1,0 +1,155 @@
+//! Again: a short operation like the one before, with nothing else under way, is driven at once and never taken in.
+//!
+//! What an operation costs beside its messages is what is worked out about it, kept of it and given slices_back afterwards. Of one that is like the last all that is known but where its data lies.
+
+use super::operation::{ActiveOperation, Data, Ticket};
+use super::strand::DriveResult;
+use super::{Engine, Failed};
+use crate::kernel::Op;
+
+/// Turns without news until an operation is taken in as any other: a few microseconds, after which nobody minds.
+const MAX_IDLE_TURNS: u32 = 200;
+/// Turns without news from one look for completions to the next: what is stored into the mailbox is seen without one, and what a device brings is not seen much later.
+const CQ_POLL_INTERVAL: u32 = 2;
+
+/// An operation that an engine has cached: which of those that it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CachedProgram(u64);
+
+/// Operations that are cached at a time.
+pub(crate) const CACHED_PROGRAMS: usize = 8;
+
+/// What is cached.
+#[derive(Default)]
+pub(super) struct ProgramCache {
+    /// How many there were.
+    count: u64,
+    /// The last of them by turns, without their data.
+    entries: [Option<ActiveOperation>; CACHED_PROGRAMS],
+}
+
+impl ProgramCache {
+    fn get(&mut self, CachedProgram(number): CachedProgram) -> Option<&mut ActiveOperation> {
+        self.entries[number as usize % CACHED_PROGRAMS].as_mut()
+    }
+}
+
+impl Engine {
+    /// Remembers an operation that has just been submitted, for others like it, and forgets the [eighth](CACHED_PROGRAMS) before. `None` if it is none that can be [repeated](Self::again): it is long, its input is input_copied before, or its operator is the user's.
+    pub(crate) fn cache_program(&mut self, ticket: Ticket) -> Option<CachedProgram> {
+        let index = ticket
+            .0
+            .checked_sub(self.first)
+            .and_then(|index| usize::try_from(index).ok());
+        let op = index.and_then(|index| self.operations.get(index));
+        let op = op
+            .filter(|op| {
+                op.ready.fast_path.is_some()
+                    && op.ready.runners > 0
+                    && !op.input_copied
+                    && matches!(op.function.op(), Op::Builtin(_))
+            })
+            .map(|op| op.with_data(Data::None, Data::None))?;
+        self.program_cache.count += 1;
+        self.program_cache.entries[self.program_cache.count as usize % CACHED_PROGRAMS] = Some(op);
+        Some(CachedProgram(self.program_cache.count))
+    }
+
+    /// Whether nothing is under way, and this is still cached, so that it can be done at once.
+    #[inline]
+    pub(crate) fn can_run_cached(&self, cached: CachedProgram) -> bool {
+        self.program_cache.count - cached.0 < CACHED_PROGRAMS as u64
+            && self.operations.is_empty()
+            && self.failed.is_none()
+            && !self.p2p.is_busy()
+    }
+
+    /// The number of the next operation.
+    #[inline]
+    pub(crate) fn next_number(&self) -> u64 {
+        self.first + self.operations.len() as u64
+    }
+
+    /// Does an operation that is like one [cached](Self::remember): all but where its data lies, and that in the same way: both of input and output there or not, one as far behind the other. The engine
+    /// [is ready for it](Self::can_run_cached). If it is not done in a few microseconds, or somebody wants `attention`, or has failed, it is as one that was submitted, by the ticket given; else it is done, as if it had been taken.
+    ///
+    /// # Safety
+    /// As of [`submit`](Self::submit), of input and output at these addresses.
+    pub(crate) unsafe fn run_cached(
+        &mut self,
+        cached: CachedProgram,
+        (input, output): (*mut u8, *mut u8),
+        attention: impl Fn() -> bool,
+    ) -> Option<Ticket> {
+        let op = self.program_cache.get(cached)?;
+        (op.input, op.output) = (Data::Plain(input), Data::Plain(output));
+        let mut left = op.ready.runners;
+        let driven = self.drive_cached(cached, &mut left, attention);
+        if left == 0 {
+            self.first += 1;
+            return None;
+        }
+        let op = self.program_cache.get(cached)?;
+        let running = ActiveOperation {
+            runners_left: left,
+            ..op.with_data(Data::Plain(input), Data::Plain(output))
+        };
+        self.active_runners = self.active_runners.max(op.ready.active_runners);
+        self.operations.push_back(running);
+        if let Err(failed) = driven {
+            self.fail(failed);
+        }
+        Some(Ticket(self.first))
+    }
+
+    #[inline]
+    fn drive_cached(
+        &mut self,
+        cached: CachedProgram,
+        left: &mut u32,
+        attention: impl Fn() -> bool,
+    ) -> Result<(), Failed> {
+        let mut idle = 0;
+        while idle < MAX_IDLE_TURNS {
+            let Some(op) = self.program_cache.get(cached) else {
+                return Ok(());
+            };
+            let mut moved = false;
+            for (runner, links) in self.runners[..op.ready.active_runners as usize]
+                .iter_mut()
+                .zip(&mut self.links)
+            {
+                runner.next = runner.next.max(self.first);
+                if runner.next > self.first {
+                    continue;
+                }
+                if !op.uses(runner.channel, runner.strand) {
+                    runner.next += 1;
+                    continue;
+                }
+                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
+                    DriveResult::Idle => {}
+                    DriveResult::Moved => moved = true,
+                    DriveResult::Done => {
+                        moved = true;
+                        runner.next += 1;
+                        *left -= 1;
+                    }
+                }
+            }
+            if *left == 0 {
+                return Ok(());
+            }
+            if !moved {
+                idle += 1;
+                if idle.is_multiple_of(CQ_POLL_INTERVAL) {
+                    self.poll()?;
+                    if attention() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
