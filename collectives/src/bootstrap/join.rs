@@ -1,7 +1,10 @@
-//! How a rank comes into its group: to the rendezvous, and then to every other rank.
+//! How a rank joins its group: it registers at the rendezvous and then connects to every other
+//! rank.
 //!
-//! A rank opens a listener of its own, goes to the rendezvous, and gets the table of all. Each pair of ranks then has one connection, from the lower to the higher. A rank first connects to all above it and writes who it is,
-//! then lets in all below it, and hears the answers last: nobody waits for anybody who waits for it.
+//! A rank opens a hello listener, registers at the rendezvous, and receives the table of all ranks.
+//! Each pair of ranks has one connection, from the lower to the higher rank. A rank first connects
+//! to all higher ranks and sends its hello, then accepts all lower ranks, and reads the replies
+//! last, so that no cycle of waits can form.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -15,12 +18,13 @@ use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
 use super::{Member, Options};
 use crate::types::Rank;
 
-/// How long before a candidate is tried again where nobody was.
+/// Interval between attempts to reach the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// How long one of several candidates has to take a connection, and to send_message whether it is this group's.
+/// Timeout per candidate address for the connection and the rendezvous' reply, if there are
+/// several.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Who comes.
+/// The identity that a rank presents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JoinRequest {
     pub(super) nonce: Nonce,
@@ -28,14 +32,14 @@ pub(super) struct JoinRequest {
     pub(super) ranks: u32,
 }
 
-/// All members, and the connections to them; none to this rank itself.
+/// All members and the connections to them; `None` for this rank.
 #[derive(Debug)]
 pub(super) struct PeerStreams {
     pub(super) members: Vec<Member>,
     pub(super) streams: Vec<Option<TcpStream>>,
 }
 
-/// The addresses of a candidate.
+/// The addresses of a host and port.
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, BootstrapError> {
     let failed = |source| BootstrapError::Resolve {
         host: host.to_owned(),
@@ -48,7 +52,7 @@ pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Bootstra
     Ok(found)
 }
 
-/// Comes to the rendezvous at one of `candidates`, and then to all others.
+/// Registers at the rendezvous at one of `candidates`, and then connects to all other ranks.
 pub(super) fn join(
     candidates: &[SocketAddr],
     request: JoinRequest,
@@ -83,17 +87,18 @@ fn lost(rank: Rank, peer: String, reason: String) -> BootstrapError {
     BootstrapError::Lost { rank, peer, reason }
 }
 
-/// What came of an try_rendezvous at a candidate.
+/// The result of an attempt at one address.
 enum Attempt {
     Joined(HelloListener, TcpStream),
-    /// Another candidate, or another time.
+    /// Retry at another address, or later.
     Retry(String),
-    /// The rendezvous of another group.
+    /// The rendezvous belongs to another group.
     WrongGroup,
     Failed(BootstrapError),
 }
 
-/// Finds the rendezvous of this group: it may not be open yet, and at a candidate that is only likely there may be another.
+/// Finds the rendezvous of this group. It may not be open yet, and a candidate address may belong
+/// to another group.
 fn find_rendezvous(
     candidates: &[SocketAddr],
     request: JoinRequest,
@@ -153,7 +158,7 @@ fn try_rendezvous(candidate: SocketAddr, request: JoinRequest, options: &Options
         Ok(stream) => stream,
         Err(e) => return Attempt::Retry(e.to_string()),
     };
-    // A connection to a port of one's own choosing can connect_mesh itself: TCP calls it a simultaneous open.
+    // A connection to a local ephemeral port can connect to itself (TCP simultaneous open).
     if stream.local_addr().ok() == Some(candidate) {
         return Attempt::Retry("nobody listen_addr there".to_owned());
     }
@@ -184,7 +189,8 @@ fn try_rendezvous(candidate: SocketAddr, request: JoinRequest, options: &Options
     }
 }
 
-/// The listener for the other ranks: where the rendezvous sees this process from, if it was not describe_io_error otherwise.
+/// The listener for the other ranks, on the address that the rendezvous sees unless `bind` names
+/// another.
 fn listen_for_peers(stream: &TcpStream, bind: Option<IpAddr>, ranks: u32) -> Result<HelloListener, BootstrapError> {
     let seen = stream
         .local_addr()
@@ -198,7 +204,7 @@ fn listen_for_peers(stream: &TcpStream, bind: Option<IpAddr>, ranks: u32) -> Res
     })
 }
 
-/// Connects with all in the table.
+/// Connects to all ranks of the table.
 fn connect_mesh(
     mut listener: HelloListener,
     request: JoinRequest,
@@ -251,7 +257,7 @@ fn connect_mesh(
                     listener.address(),
                     accepted.peer_addr
                 );
-                // A courtesy: whoever it is may be gone.
+                // Best effort: the peer may be gone.
                 let _ = send_message(&accepted.stream, &answer);
             }
         }
@@ -275,7 +281,7 @@ fn connect_mesh(
     })
 }
 
-/// Which rank a accepted is, or what it is describe_io_error if it is none.
+/// The rank of an accepted connection, or the reply that rejects it.
 fn validate_connect(
     accepted: &Accepted,
     request: JoinRequest,

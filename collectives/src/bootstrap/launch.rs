@@ -1,4 +1,5 @@
-//! What a launcher tells its processes, by their environment.
+//! Launchers: what mpirun, srun, torchrun and `doorbell` pass to their processes in the
+//! environment.
 
 use std::env;
 use std::io;
@@ -11,13 +12,13 @@ use super::rendezvous::{Rendezvous, Serving};
 use super::{Group, Options};
 use crate::types::Rank;
 
-/// How many ports rank 0 tries.
+/// Ports that rank 0 tries.
 const PORTS: u16 = 8;
 
-/// Who started this process.
+/// The launcher of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Launcher {
-    /// `doorbell … --ranks N`, or whoever sets `DOORBELL_RANK`.
+    /// `doorbell … --ranks N`, or a script that sets `DOORBELL_RANK`.
     Doorbell,
     /// Open MPI's mpirun.
     OpenMpi,
@@ -30,20 +31,20 @@ pub enum Launcher {
 /// Where the ranks of a job meet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Meeting {
-    /// At a candidate that somebody serves.
+    /// At a rendezvous that is served already.
     Id(UniqueId),
-    /// At one of eight ports of rank 0's host, which all ranks know without having been describe_io_error.
+    /// At one of eight ports of rank 0's host that all ranks derive from the environment.
     Derived {
         /// The host.
         host: String,
         /// The first port.
         port: u16,
-        /// What proves that one belongs to the job.
+        /// The nonce that authenticates the job's ranks.
         nonce: Nonce,
     },
 }
 
-/// What a process was describe_io_error by its launcher.
+/// The launch parameters of a process.
 ///
 /// | launcher | rank, ranks, local rank | where they meet |
 /// |---|---|---|
@@ -52,20 +53,25 @@ pub enum Meeting {
 /// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK` | one host: loopback; several: `MASTER_ADDR`, to be given with `-x` |
 /// | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 ///
-/// The first in this order that has set its rank and number of ranks is believed: torchrun may run under srun, and so may mpirun. `DOORBELL_ID` is where they meet whoever launched them; whoever made the id listens. Without one, rank 0
-/// listens at the first of eight ports that is free, and the others look for their group at all of them: those after `MASTER_PORT`, or eight below the range of ephemeral ports that the job's number chooses.
+/// The first row whose rank and number of ranks are set applies: torchrun may run under srun, and
+/// so may mpirun. `DOORBELL_ID` names the rendezvous under any launcher; the process that made the
+/// id listens. Without one, rank 0 listens at the first free one of eight ports, and the others try
+/// all of them: those after `MASTER_PORT`, or eight below the ephemeral range that the job number
+/// selects.
 ///
-/// What protects a group: an id has a random nonce. Open MPI gives each job a random key, which is as good. Of the others' nonces all can be guessed by who knows the job's number or address, so they keep apart groups, and not people;
-/// `DOORBELL_SECRET`, set to the same on all ranks, is mixed into every nonce that is not random.
+/// Authentication: an id has a random nonce. Open MPI gives each job a random key, which is
+/// equivalent. The other nonces can be guessed from the job's number or address, so they separate
+/// groups but do not protect them; `DOORBELL_SECRET`, set alike on all ranks, is mixed into every
+/// nonce that is not random.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
-    /// Who started it.
+    /// The launcher.
     pub launcher: Launcher,
-    /// Which rank it is.
+    /// The rank.
     pub rank: Rank,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Which it is among those on its host, where that is known.
+    /// The rank among those on this host, where known.
     pub local_rank: Option<u32>,
     /// Where they meet.
     pub meeting: Meeting,
@@ -80,10 +86,11 @@ impl Launch {
         Self::from_variables(|name| env::var(name).ok())
     }
 
-    /// Reads variables.
+    /// Reads variables through `variable`.
     ///
     /// # Errors
-    /// [`BootstrapError::NotLaunched`] if nobody has set a rank; [`BootstrapError::Variable`], [`BootstrapError::Id`] and [`BootstrapError::Rank`] if what they send_message makes no sense.
+    /// [`BootstrapError::NotLaunched`] if no rank is set; [`BootstrapError::Variable`],
+    /// [`BootstrapError::Id`] and [`BootstrapError::Rank`] if a value is invalid.
     pub fn from_variables(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self, BootstrapError> {
         let variables = Variables(&variable);
         let (launcher, [rank, ranks, local_rank]) = variables.launcher().ok_or(BootstrapError::NotLaunched)?;
@@ -102,7 +109,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// What a process that starts others on its own host gives each of them.
+    /// The environment that a process passes to the ranks that it starts on its own host.
     #[must_use]
     pub fn variables(id: &UniqueId, rank: Rank, ranks: u32) -> [(&'static str, String); 4] {
         [
@@ -113,7 +120,7 @@ impl Launch {
         ]
     }
 
-    /// Comes to the meeting, and listens for the others there if that is this rank's part.
+    /// Joins the rendezvous, and serves it if that is this rank's part.
     ///
     /// # Errors
     /// As [`Group::join`].
@@ -138,7 +145,7 @@ impl Launch {
     }
 }
 
-/// All addresses of a derived meeting: every port of the first address, then of the next.
+/// All addresses of a derived rendezvous: every port of the first address, then of the next.
 fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketAddr>, BootstrapError> {
     let mut found = match bind {
         Some(ip) => vec![SocketAddr::new(ip, port)],
@@ -155,7 +162,7 @@ fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketA
     Ok(found.into_iter().flat_map(ports).collect())
 }
 
-/// Listens at the first candidate that is free.
+/// Serves at the first candidate that is free.
 fn serve(candidates: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> Result<Serving, BootstrapError> {
     let mut last = None;
     for candidate in candidates {
@@ -171,11 +178,11 @@ fn serve(candidates: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options)
     }))
 }
 
-/// The environment, as somebody looks it up.
+/// A view of the environment.
 struct Variables<'a>(&'a dyn Fn(&'static str) -> Option<String>);
 
 impl Variables<'_> {
-    /// An empty variable is as good as none.
+    /// An empty variable counts as unset.
     fn get(&self, name: &'static str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
@@ -209,7 +216,7 @@ impl Variables<'_> {
             })
     }
 
-    /// Who has set a rank, and what its variables are called.
+    /// The launcher and its variables for rank, ranks and local rank.
     fn launcher(&self) -> Option<(Launcher, [&'static str; 3])> {
         let slurm_ranks = if self.get("SLURM_STEP_NUM_TASKS").is_some() {
             "SLURM_STEP_NUM_TASKS"
@@ -232,7 +239,8 @@ impl Variables<'_> {
             ),
             (Launcher::Slurm, ["SLURM_PROCID", slurm_ranks, "SLURM_LOCALID"]),
         ];
-        // Half of it is a mistake in what is ours, and somebody else's business in what is not.
+        // Half of the pair is an error in our own variables, and ignored in those of other
+        // launchers.
         let is_set = |launcher, [rank, ranks, _]: [&'static str; 3]| {
             self.get(rank).is_some() && (launcher == Launcher::Doorbell || self.get(ranks).is_some())
         };
@@ -262,7 +270,7 @@ impl Variables<'_> {
             ),
             Launcher::Torchrun => self.at_master(&["torchrun"]),
             Launcher::OpenMpi => {
-                // mpirun makes 128 random bits for each job, for its own transports to know one another by.
+                // mpirun makes 128 random bits for each job, for its own transports.
                 let key = self.get("OMPI_MCA_orte_precondition_transports").unwrap_or_default();
                 let job = self
                     .get("PMIX_NAMESPACE")
@@ -300,7 +308,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Beside the port that the job's own rendezvous has.
+    /// At the ports after `MASTER_PORT`, which the job's own rendezvous uses.
     fn at_master(&self, words: &[&str]) -> Result<Meeting, BootstrapError> {
         let host: String = self.required("MASTER_ADDR", "it should name the host of rank 0")?;
         let port: u16 = self.required("MASTER_PORT", "it should be a port below 65535")?;
@@ -311,7 +319,7 @@ impl Variables<'_> {
                 expected: "it should be a port below 65535",
             });
         };
-        // A restarted job is another one.
+        // A restarted job is another job.
         let run = self.get("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restarts = self.get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         let candidate = format!("{host}:{port}");
@@ -320,7 +328,7 @@ impl Variables<'_> {
         Ok(Meeting::Derived { host, port, nonce })
     }
 
-    /// At ports that the job's number chooses: from 10240 to 28671, below the ephemeral ones.
+    /// At ports that the job number selects: 10240 to 28671, below the ephemeral range.
     fn derived(&self, host: String, words: &[&str]) -> Meeting {
         let nonce = self.nonce(words);
         let [low, high, ..] = *nonce.bytes();

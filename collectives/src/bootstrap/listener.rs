@@ -1,7 +1,10 @@
-//! A door: a listening socket, and those who have connected and not yet said who they are.
+//! The hello listener: a listening TCP socket and the accepted connections that have not completed
+//! their hello (first message).
 //!
-//! Anybody can connect to a TCP port. So a door waits for all of them at once: one who says nothing, or drips bytes, holds up nobody. A connection has [`HELLO_TIMEOUT`] to send_message its first message, of at most
-//! [`MAX_HELLO`](super::wire::MAX_HELLO) bytes, and at most [`MAX_PENDING`] pending stand at a door; the one who has stood there longest makes max_pending.
+//! Any host can connect to a TCP port. The listener polls all pending connections at once, so a
+//! peer that sends nothing, or sends slowly, blocks no other peer. A connection has
+//! [`HELLO_TIMEOUT`] to send a hello of at most [`MAX_HELLO`](super::wire::MAX_HELLO) bytes. At
+//! most [`MAX_PENDING`] unauthenticated connections are kept; the oldest is dropped first.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,16 +17,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::wire::{BootstrapMessage, HEADER, MAX_BODY, MAX_HELLO, body_length};
 
-/// How long a connection may take to send_message its first message.
+/// Time that a connection has to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many pending may stand at a door beside those who are expected.
+/// Pending connections beyond the expected ranks.
 const MAX_PENDING: usize = 256;
-/// How long a message may take to be written; it fits in a socket's buffer, but for large tables.
+/// Timeout of a write. A message fits in the socket buffer, except for large tables.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the door stays accept_paused_until after the kernel had no descriptor for a connection.
+/// Pause after accept(2) failed for want of a descriptor or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
 
-/// Somebody who has connected.
+/// An accepted connection whose hello is incomplete.
 #[derive(Debug)]
 struct PendingConnection {
     stream: TcpStream,
@@ -32,30 +35,30 @@ struct PendingConnection {
     received: Vec<u8>,
 }
 
-/// A listening socket and who stands before it.
+/// A listening socket and its pending connections.
 #[derive(Debug)]
 pub(super) struct HelloListener {
     listener: TcpListener,
     address: SocketAddr,
     pending: VecDeque<PendingConnection>,
-    /// Until when nobody is let in, as there was no descriptor for them.
+    /// accept(2) is paused until then: no descriptor or memory was available.
     accept_paused_until: Option<Instant>,
     max_pending: usize,
 }
 
-/// Somebody who has said something.
+/// A connection whose hello is complete or invalid.
 #[derive(Debug)]
 pub(super) struct Accepted {
-    /// The connection, which blocks.
+    /// The connection, in blocking mode.
     pub(super) stream: TcpStream,
-    /// Its other end.
+    /// The peer's address.
     pub(super) peer_addr: SocketAddr,
-    /// What was said: a message, or why it is none.
+    /// The hello, or the reason why it is invalid.
     pub(super) hello: Result<BootstrapMessage, &'static str>,
 }
 
 impl HelloListener {
-    /// Listens at `address`; port 0 is any free one. `expected` pending may come at once.
+    /// Listens at `address`; port 0 selects a free one. `expected` connections may arrive at once.
     pub(super) fn bind(address: SocketAddr, expected: u32) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -69,12 +72,13 @@ impl HelloListener {
         })
     }
 
-    /// Where it is.
+    /// The bound address.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the next who has something to send_message; none if nobody had until `deadline`, or `wakeup` could be read first.
+    /// Waits for the next complete or invalid hello. Returns `None` at `deadline`, or once `wakeup`
+    /// is readable.
     pub(super) fn next_hello(
         &mut self,
         deadline: Instant,
@@ -159,7 +163,8 @@ impl HelloListener {
                     Ok(())
                 }
                 Errno::EBADF | Errno::EINVAL | Errno::ENOTSOCK | Errno::EOPNOTSUPP | Errno::EFAULT => Err(e),
-                // accept(2): the connection is gone again, or the network had something to send_message that concerns only it.
+                // accept(2): the connection is gone, or the network reported an error of this
+                // connection only.
                 _ => Ok(()),
             },
         }
@@ -167,7 +172,7 @@ impl HelloListener {
 }
 
 impl PendingConnection {
-    /// Hears what has come: none if there is more to be said.
+    /// Reads available bytes. Returns `None` while the hello is incomplete.
     fn read_hello(&mut self) -> Option<Result<BootstrapMessage, &'static str>> {
         loop {
             let missing_bytes = match self.missing_bytes() {
@@ -187,7 +192,7 @@ impl PendingConnection {
         }
     }
 
-    /// How many bytes the message lacks.
+    /// Bytes that the message lacks.
     fn missing_bytes(&self) -> Result<usize, &'static str> {
         let Some(header) = self.received.first_chunk::<HEADER>() else {
             return Ok(HEADER - self.received.len());
@@ -197,7 +202,7 @@ impl PendingConnection {
     }
 }
 
-/// As poll(2) wants it: whole milliseconds, never less than asked for.
+/// A poll(2) timeout: whole milliseconds, rounded up.
 pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     let ms = left.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
@@ -209,7 +214,7 @@ pub(super) fn send_message(mut stream: &TcpStream, message: &BootstrapMessage) -
     stream.write_all(&message.encode())
 }
 
-/// Reads a message; a peer that has been found to belong here may send a long one.
+/// Reads a message; an authenticated peer may send a long one.
 pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::Result<BootstrapMessage> {
     let mut read = |buffer: &mut [u8]| -> io::Result<()> {
         let mut done = 0;
@@ -236,7 +241,7 @@ pub(super) fn receive_message(mut stream: &TcpStream, deadline: Instant) -> io::
     BootstrapMessage::decode(&body).ok_or_else(nonsense)
 }
 
-/// The error as it is describe_io_error: in the words of this protocol where there are some.
+/// Describes the error in the terms of this protocol where it has some.
 pub(super) fn describe_io_error(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::UnexpectedEof => "it hung up".to_owned(),
@@ -245,7 +250,7 @@ pub(super) fn describe_io_error(e: &io::Error) -> String {
     }
 }
 
-/// The wildcard of an address's family has no place in a table that others connect by.
+/// Whether other ranks can connect to `ip`: the wildcard address is not for the table.
 pub(super) fn is_connectable(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast()
 }

@@ -1,7 +1,9 @@
-//! The rendezvous: where the ranks of a group learn of one another.
+//! The rendezvous: the server at which the ranks of a group register.
 //!
-//! Whoever makes the [`UniqueId`] listen_addr: a launcher, or rank 0. Each rank comes with the nonce, its number, how many it believes there are, and the address of its own listener; when all have come, each gets the table of all,
-//! and the rendezvous is over. Who lacks the nonce, is nobody's rank, or comes twice is describe_io_error so and changes nothing.
+//! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. Each rank presents the
+//! nonce, its rank, the number of ranks it expects, and the address of its own listener. When all
+//! have registered, each receives the table of all, and the rendezvous ends. A connection with the
+//! wrong nonce, an invalid rank or a duplicate rank is rejected with a reason and changes nothing.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -18,28 +20,30 @@ use super::listener::{Accepted, HelloListener, is_connectable, send_message};
 use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
 use crate::types::Rank;
 
-/// Where the ranks of one group meet.
+/// The rendezvous of one group.
 #[derive(Debug)]
 pub struct Rendezvous {
     listener: HelloListener,
     id: UniqueId,
     ranks: u32,
     registered: Vec<Option<(TcpStream, Entry)>>,
-    /// Who was turned away last, and why.
+    /// The last connection that was rejected, and why.
     turned_away: Option<(SocketAddr, String)>,
 }
 
 impl Rendezvous {
-    /// Listens on `address` for a group of `ranks`, and makes its id. Addresses of other machines' reach are for networks where who can connect may be trusted to be stopped by 128 bits in plain text.
+    /// Listens on `address` for a group of `ranks`, and makes its id. Use an address that other
+    /// hosts can reach only on networks where 128 bits in plain text suffice.
     ///
     /// # Errors
-    /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none, [`BootstrapError::System`] where there are no random numbers.
+    /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none,
+    /// [`BootstrapError::System`] where there are no random numbers.
     pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
         let nonce = Nonce::random().map_err(BootstrapError::system("get random numbers"))?;
         Self::at(SocketAddr::new(address, 0), nonce, ranks)
     }
 
-    /// Listens at a known slot, with a nonce that the ranks know already.
+    /// Listens at a known address, with a nonce that the ranks have already.
     pub(super) fn at(address: SocketAddr, nonce: Nonce, ranks: u32) -> Result<Self, BootstrapError> {
         if ranks == 0 || ranks > MAX_RANKS {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
@@ -65,24 +69,25 @@ impl Rendezvous {
         })
     }
 
-    /// What the ranks need to come here.
+    /// The id that the ranks need to join.
     #[must_use]
     pub fn id(&self) -> &UniqueId {
         &self.id
     }
 
-    /// Waits until all ranks have come, and tells each of the others.
+    /// Waits until all ranks have registered, and sends each the table.
     ///
     /// # Errors
-    /// [`BootstrapError::Missing`] when some have not come within `timeout`: those who have are describe_io_error. [`BootstrapError::System`] when the socket fails.
+    /// [`BootstrapError::Missing`] when some have not registered within `timeout`; those that have
+    /// are informed. [`BootstrapError::System`] when the socket fails.
     pub fn serve(self, timeout: Duration) -> Result<(), BootstrapError> {
         self.serve_until(timeout, None)
     }
 
-    /// Does the same in a thread.
+    /// Serves in a thread.
     ///
     /// # Errors
-    /// [`BootstrapError::System`] where there can be no thread.
+    /// [`BootstrapError::System`] when the thread cannot be started.
     pub fn spawn(self, timeout: Duration) -> Result<Serving, BootstrapError> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wakeup = EventFd::from_value_and_flags(0, flags)
@@ -120,14 +125,14 @@ impl Rendezvous {
         let table = BootstrapMessage::Table(table);
         for (stream, entry) in self.registered.iter().flatten() {
             if let Err(e) = send_message(stream, &table) {
-                // Its peers find out, each for itself, when they have no connection from it.
+                // Its peers notice by themselves that it does not connect.
                 tracing::warn!("{} left the rendezvous: {e}", entry.member);
             }
         }
         Ok(())
     }
 
-    /// Whether all are here. Who has come and gone has not come.
+    /// Whether all ranks are registered and still connected.
     fn is_complete(&mut self) -> bool {
         if self.registered.iter().any(Option::is_none) {
             return false;
@@ -143,7 +148,7 @@ impl Rendezvous {
             Ok((rank, entry)) if send_message(&accepted.stream, &BootstrapMessage::Accept).is_ok() => {
                 self.registered[rank.index()] = Some((accepted.stream, entry));
             }
-            // It is gone, and may come again.
+            // It disconnected, and may register again.
             Ok(_) => {}
             Err(answer) => {
                 let reason = match &answer {
@@ -156,13 +161,13 @@ impl Rendezvous {
                     accepted.peer_addr
                 );
                 self.turned_away = Some((accepted.peer_addr, reason.to_owned()));
-                // A courtesy: whoever it is may be gone.
+                // Best effort: the peer may be gone.
                 let _ = send_message(&accepted.stream, &answer);
             }
         }
     }
 
-    /// Which rank has come, or what it is describe_io_error if it is none.
+    /// The rank of a registration, or the reply that rejects it.
     fn validate(&mut self, accepted: &Accepted) -> Result<(Rank, Entry), BootstrapMessage> {
         let no = |why: String| BootstrapMessage::Reject(why);
         let message = accepted.hello.as_ref().map_err(|why| no((*why).to_owned()))?;
@@ -187,7 +192,7 @@ impl Rendezvous {
         let Some(slot) = self.registered.get_mut(rank.index()) else {
             return Err(no(format!("there is no rank {rank} in a group of {ranks}")));
         };
-        // One that has gone in the meantime makes room: it was started anew.
+        // A rank that disconnected in the meantime may be replaced: it was restarted.
         if let Some((stream, Entry { member, .. })) = slot
             && is_connected(stream)
         {
@@ -200,7 +205,7 @@ impl Rendezvous {
         Ok((*rank, entry.clone()))
     }
 
-    /// Tells those who have come who has not.
+    /// Informs the registered ranks of the missing ones.
     fn time_out(self, within: Duration) -> BootstrapError {
         let absent = |(rank, slot): (usize, &Option<_>)| slot.is_none().then_some(Rank(rank as u32));
         let missing: Vec<_> = self.registered.iter().enumerate().filter_map(absent).collect();
@@ -214,14 +219,14 @@ impl Rendezvous {
             turned_away,
         };
         for (stream, _) in self.registered.iter().flatten() {
-            // They have deadlines of their own, should this not reach them.
+            // Best effort: they have deadlines of their own.
             let _ = send_message(stream, &BootstrapMessage::Reject(error.to_string()));
         }
         error
     }
 }
 
-/// Whether a peer that has nothing more to send_message still holds its connection.
+/// Whether a peer that sends nothing more still holds its connection.
 fn is_connected(stream: &TcpStream) -> bool {
     let was = stream.set_nonblocking(true);
     let peeked = stream.peek(&mut [0]);
@@ -229,7 +234,8 @@ fn is_connected(stream: &TcpStream) -> bool {
     was.is_ok() && back.is_ok() && matches!(peeked, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// A rendezvous that a thread serves. Dropping it ends the wait, and tells those who have come.
+/// A rendezvous that a thread serves. Dropping it cancels the wait and informs the registered
+/// ranks.
 #[derive(Debug)]
 pub struct Serving {
     id: UniqueId,
@@ -238,13 +244,13 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// What the ranks need to come here.
+    /// The id that the ranks need to join.
     #[must_use]
     pub fn id(&self) -> &UniqueId {
         &self.id
     }
 
-    /// Waits until all have come, or time is up.
+    /// Waits until all ranks have registered, or the timeout.
     ///
     /// # Errors
     /// As [`Rendezvous::serve`].
@@ -262,7 +268,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // Both can fail only where there is nothing to be ended.
+            // Both fail only if the thread has ended.
             let _ = self.wakeup.write(1);
             let _ = thread.join();
         }

@@ -1,10 +1,10 @@
-//! How a group is divided: by what each member chose.
+//! Group split by colour and key.
 
 use super::mesh::GroupId;
 use super::wire::Reader;
 use crate::types::Rank;
 
-/// What a member chose, and the number that its group gets if it is the first in it.
+/// A member's colour and key, and the id of its group if it is the first member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Choice {
     pub(super) colour: Option<u32>,
@@ -38,14 +38,14 @@ impl Choice {
     }
 }
 
-/// The group that `rank` comes into, and its members, by their ranks in the old one.
+/// The new group of `rank` and its members, by their ranks in the old group.
 pub(super) fn divide(chosen: &[Choice], rank: Rank) -> Option<(GroupId, Vec<Rank>)> {
     let colour = chosen[rank.index()].colour?;
     let mut members: Vec<_> = (0..chosen.len() as u32)
         .map(Rank)
         .filter(|other| chosen[other.index()].colour == Some(colour))
         .collect();
-    // The sort is stable: ranks stay in order where keys are alike.
+    // The sort is stable: equal keys keep rank order.
     members.sort_by_key(|member| chosen[member.index()].key);
     Some((chosen[members.first()?.index()].id, members))
 }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_by_key_and_then_by_rank_and_agree_on_the_id() {
+    fn members_are_ordered_by_key_and_rank() {
         let chosen = [
             choice(Some(1), 5, 0),
             choice(Some(2), 0, 1),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_read_as_written() {
+    fn choices_round_trip() {
         for one in [choice(None, i32::MIN, 3), choice(Some(u32::MAX), 9, 4)] {
             let bytes = one.encode();
             assert_eq!(Choice::decode(&bytes), Some(one));

@@ -1,7 +1,8 @@
-//! What is said while a group comes together, as bytes.
+//! Wire format of the bootstrap messages.
 //!
-//! Every message is a *message*: eight bytes of magic, a length, a body of at most [`MAX_BODY`] bytes. Numbers are little endian. Who reads takes nothing for granted: a length is checked before anything is allocated, and what
-//! is too short, too long or out of range is an `Option` that is none.
+//! A message is eight bytes of magic, a length, and a body of at most [`MAX_BODY`] bytes, little
+//! endian. The parser trusts nothing: a length is checked before anything is allocated, and
+//! truncated, overlong or out-of-range input gives `None`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -9,22 +10,22 @@ use super::Member;
 use super::id::{MAX_HOST, Nonce};
 use crate::types::Rank;
 
-/// What each message begins with; the last byte is the version.
+/// The first bytes of each message; the last one is the version.
 pub(super) const MAGIC: [u8; 8] = *b"doorbel\x01";
 /// Magic and length.
 pub(super) const HEADER: usize = MAGIC.len() + 4;
-/// How many ranks a group may have: each has a connection to each other.
+/// Maximum number of ranks: each has a connection to each other.
 pub(super) const MAX_RANKS: u32 = 4096;
-/// What a member's entry in the table takes at most.
+/// Maximum length of a member's entry in the table.
 const MAX_ENTRY: usize = 18 + 4 + 2 + MAX_HOST;
-/// How long a body may be of those who have not proved that they belong here.
+/// Maximum body length before authentication.
 pub(super) const MAX_HELLO: usize = 1 + 16 + 4 + 4 + MAX_ENTRY;
-/// How long a body may be.
+/// Maximum body length.
 pub(super) const MAX_BODY: usize = 1 + 4 + MAX_RANKS as usize * MAX_ENTRY;
-/// How long a reason may be, in bytes.
+/// Maximum length of a reason, in bytes.
 const MAX_REASON: usize = 1024;
 
-/// Reads numbers and texts from bytes that somebody else wrote.
+/// Reads numbers and texts from untrusted bytes.
 #[derive(Clone)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -55,7 +56,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A text behind its length. It is what a peer says of itself, and goes into messages of one line: control characters are replaced.
+    /// A text behind its length. A peer chose it and it goes into one-line messages: control
+    /// characters are replaced.
     pub(crate) fn text(&mut self, max: usize) -> Option<String> {
         let length = usize::from(self.u16()?);
         if length > max {
@@ -65,13 +67,13 @@ impl<'a> Reader<'a> {
         Some(text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
     }
 
-    /// Nothing is left.
+    /// Succeeds at the end of the input.
     pub(crate) fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
 
-/// Writes a text behind its length, cut to `max` bytes.
+/// Writes a text behind its length, truncated to `max` bytes.
 pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, max: usize) {
     let text = &text[..text.floor_char_boundary(max)];
     to.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -92,7 +94,7 @@ fn address(from: &mut Reader) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, from.u16()?))
 }
 
-/// A member, and where the others connect to it.
+/// A member, and the address of its listener.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub(super) listen_addr: SocketAddr,
@@ -117,25 +119,25 @@ impl Entry {
     }
 }
 
-/// What is said.
+/// A bootstrap message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum BootstrapMessage {
-    /// To the rendezvous: here is a rank.
+    /// To the rendezvous: registers a rank.
     Register {
         nonce: Nonce,
         rank: Rank,
         ranks: u32,
         entry: Entry,
     },
-    /// From the rendezvous: all have come, by rank.
+    /// From the rendezvous: all members, by rank.
     Table(Vec<Entry>),
-    /// To a member: this connection is `from`'s, to `to`.
+    /// To a member: the hello of the connection from `from` to `to`.
     Connect { nonce: Nonce, from: Rank, to: Rank },
-    /// To whoever asked: yes.
+    /// Reply: accepted.
     Accept,
-    /// To whoever asked: no.
+    /// Reply: rejected, with a reason.
     Reject(String),
-    /// To whoever asked: this is another group's.
+    /// Reply: wrong nonce, another group's.
     WrongGroup,
 }
 
@@ -180,7 +182,7 @@ impl BootstrapMessage {
         to
     }
 
-    /// From a body.
+    /// Parses a body.
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let mut from = Reader(body);
         let message = match from.u8()? {
@@ -212,7 +214,7 @@ impl BootstrapMessage {
     }
 }
 
-/// The length of a body, from a header.
+/// Parses a header: the length of the body.
 pub(super) fn body_length(header: [u8; HEADER], max: usize) -> Option<usize> {
     let mut from = Reader(&header);
     let length = (from.array()? == MAGIC).then(|| from.u32())??;
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_are_read_as_written_and_no_part_of_one_is_a_letter() {
+    fn messages_round_trip_and_truncated_ones_are_rejected() {
         for message in messages() {
             let bytes = message.encode();
             let header = bytes[..HEADER].try_into().unwrap();
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_stays_on_one_line() {
+    fn texts_of_peers_stay_on_one_line() {
         let said = BootstrapMessage::Reject("a\nb\u{1b}[31m".into()).encode();
         assert_eq!(
             BootstrapMessage::decode(&said[HEADER..]),

@@ -1,4 +1,4 @@
-//! Waiting for an operation: at first as eagerly as can be, then giving others the processor.
+//! The wait policy of a thread that drives an engine: busy-poll, then yield the CPU, then sleep.
 
 use std::thread;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use super::error::Failed;
 use super::{Engine, Ticket};
 
-/// Turns without reset until the processor is offered to others, where each rank has a processor of its own: a millisecond or so. Who offers it on a busy machine gets it slices_back milliseconds later, and by then the others have
-/// offered theirs.
+/// Idle steps before the CPU is yielded, where each rank has a processor: about a millisecond. On a
+/// busy machine a thread that yields runs again milliseconds later.
 const SPIN_TURNS: u32 = 20_000;
-/// The same where there are more ranks than processors: what a rank waits for may be waiting for its processor.
+/// The same where ranks outnumber processors: the awaited rank may be waiting for this processor.
 const SPIN_OVERSUBSCRIBED: u32 = 500;
-/// Turns between that and sleeping.
+/// Idle steps with yield before sleeping.
 const YIELD_TURNS: u32 = 2_000;
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_micros(200);
 
-/// How long to wait before the next turn, by the turns that have brought nothing.
+/// The backoff of one wait: the delay grows with consecutive idle steps.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     turns: u32,
@@ -24,14 +24,14 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// For a thread that waits with so many others, if all `ranks` are on this host.
+    /// For `ranks` threads that all run on this host.
     #[must_use]
     pub fn for_ranks(ranks: u32) -> Self {
         let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
         Self::for_processors(ranks as usize, processors)
     }
 
-    /// For a thread that waits with so many others on a host, where they have so many processors together.
+    /// For `ranks` threads of a host that share so many processors.
     #[must_use]
     pub fn for_processors(ranks: usize, processors: usize) -> Self {
         let spin = if ranks <= processors {
@@ -42,25 +42,26 @@ impl Backoff {
         Self { turns: 0, spin }
     }
 
-    /// Whether there are more ranks than processors.
+    /// Whether ranks outnumber processors.
     fn is_oversubscribed(&self) -> bool {
         self.spin == SPIN_OVERSUBSCRIBED
     }
 
-    /// A turn has brought something.
+    /// Resets the backoff after progress.
     #[inline]
     pub fn reset(&mut self) {
         self.turns = 0;
     }
 
-    /// Whether the next turn that brings nothing is followed by another at once. Else one who holds a lock lets go of it before [`idle`](Self::idle).
+    /// Whether the next idle step only spins. Otherwise a lock holder releases its lock before
+    /// [`idle`](Self::idle).
     #[inline]
     #[must_use]
     pub fn is_spinning(&self) -> bool {
         self.turns < self.spin
     }
 
-    /// A turn has brought nothing: spins, offers the processor to others, or sleeps a little, the longer the longer there has been nothing.
+    /// After an idle step: spins, yields the CPU, or sleeps, the longer the more idle steps.
     #[inline]
     pub fn idle(&mut self) {
         self.turns = self.turns.saturating_add(1);
@@ -81,23 +82,24 @@ impl Backoff {
 }
 
 impl Engine {
-    /// How it waits from here on; at first as if all ranks were on this host, and could run where this thread can.
+    /// Sets the wait policy; the default assumes that all ranks run on this host and this thread's
+    /// processors.
     pub fn set_backoff(&mut self, backoff: Backoff) {
         self.backoff = backoff;
     }
 
-    /// How it waits.
+    /// The wait policy.
     #[must_use]
     pub fn backoff(&self) -> &Backoff {
         &self.backoff
     }
 
-    /// Whether the ranks, if all are of this host, have to take turns at its processors.
+    /// Whether ranks outnumber processors, if all are on this host.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.backoff.is_oversubscribed()
     }
 
-    /// Drives the engine until the operation is done, and gives its result.
+    /// Drives the engine until the operation is done, and returns its result.
     ///
     /// # Errors
     /// When it has failed. A ticket that was taken before counts as done.

@@ -1,4 +1,5 @@
-//! Making an engine's queue_pairs: a queue pair to mailbox_sizes other rank for mailbox_sizes connection, and the mailboxes.
+//! Connection setup of an engine: a queue pair to each other rank per connection, and the
+//! mailboxes.
 
 use std::sync::Arc;
 
@@ -15,23 +16,24 @@ use crate::memory::Segment;
 use crate::protocol::mailbox;
 use crate::types::Rank;
 
-/// A device, and what lies on it.
+/// A device and its objects (a rail).
 pub(super) struct Rail {
     pub(super) context: Context,
     pub(super) domain: ProtectionDomain,
     pub(super) cq: CompletionQueue,
-    /// Mailboxes and staging of the rail's queue_pairs.
+    /// Mailboxes and staging buffers of the rail's connections.
     pub(super) mailboxes: Option<Segment>,
 }
 
-/// The first bytes of an address: the version of what is behind, and of the mailbox.
+/// The first bytes of an address: version of the format and of the mailbox.
 const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
-/// Bytes of one connection's address: the end point, and the mailbox.
+/// Bytes of one connection's address: endpoint and mailbox.
 const ADDRESS_BYTES: usize = 32 + 24;
-/// Entries of a completion queue that every device has.
+/// Completion queue entries that every device supports.
 const CQ_ENTRIES: u32 = 24_000;
 
-/// Bytes of a connection's mailbox, and those of its staging. The last connection, for messages between two ranks, has no lines.
+/// Bytes of a connection's mailbox and of its staging buffer. The last connection, for
+/// point-to-point messages, has no LL rings.
 fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     if connection + 1 == connections {
         (mailbox::LINE_RINGS[0].next_multiple_of(64), 0)
@@ -40,7 +42,7 @@ fn mailbox_sizes(connection: u32, connections: u32) -> (usize, usize) {
     }
 }
 
-/// How many requests a connection's send queue holds where there are so many on a device.
+/// Send queue depth of each of so many queue pairs of a device.
 fn send_depth(queue_pairs: u32) -> u32 {
     (CQ_ENTRIES / queue_pairs.max(1)).clamp(48, SEND_DEPTH)
 }
@@ -50,13 +52,13 @@ fn connections_on(rail: usize, rails: usize, connections: u32) -> impl Iterator<
     (rail as u32..connections).step_by(rails)
 }
 
-/// Opens what is needed of mailbox_sizes device.
+/// Creates the objects of each device.
 pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result<Vec<Rail>, EngineError> {
     let rail = |(index, device): (usize, &Context)| {
         let connections_here = || connections_on(index, devices.len(), connections);
         let queue_pairs = (connections_here().count() as u32 * (ranks - 1)).max(1);
         let domain = device.protection_domain()?;
-        // One receive for mailbox_sizes, which queue pairs have even if none is ever posted.
+        // One receive each, which queue pairs have even if none is posted.
         let cq = device.completion_queue(queue_pairs * (send_depth(queue_pairs) + 1))?;
         let to_each: usize = connections_here()
             .map(|connection| mailbox_sizes(connection, connections))
@@ -76,18 +78,18 @@ pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result
     devices.iter().enumerate().map(rail).collect()
 }
 
-/// One connection before it is connected.
+/// A link whose queue pair is not connected yet.
 struct PendingLink {
     peer: Rank,
     connection: u32,
     rail: usize,
-    /// Where its memory begins in the rail's, and the lengths of its mailbox and staging.
+    /// Offset of its memory in the rail's, and the lengths of its mailbox and staging buffer.
     offset: usize,
     mailbox_sizes: (usize, usize),
     prepared: PreparedQueuePair,
 }
 
-/// Connects to mailbox_sizes other rank once for mailbox_sizes connection, as the configuration says. Gives the queue_pairs by connection and rank.
+/// Connects to each other rank on each connection. Returns the links by connection and rank.
 pub(super) fn connect(
     rails: &[Rail],
     (rank, ranks): (Rank, u32),
@@ -172,7 +174,7 @@ pub(super) fn connect(
             (peer_mailbox, mapped_mailbox),
         )?);
     }
-    // Nobody sends before all are connected.
+    // No rank sends before all are connected.
     exchange.barrier()?;
     Ok(links)
 }
@@ -206,14 +208,14 @@ fn link(
     ))
 }
 
-/// What a peer says of its ends of the queue_pairs to us.
+/// A peer's addresses for this rank.
 struct PeerAddresses<'a> {
     offers: &'a [u8],
     addresses: &'a [u8],
 }
 
 impl<'a> PeerAddresses<'a> {
-    /// Of so many devices and connections.
+    /// For so many devices and connections.
     fn of(all: &'a [u8], rails: usize, connections: usize) -> Option<Self> {
         let (offers, addresses) = all.strip_prefix(&VERSION)?.split_at_checked(rails * OFFER)?;
         (addresses.len() == connections * ADDRESS_BYTES).then_some(Self { offers, addresses })
@@ -223,7 +225,7 @@ impl<'a> PeerAddresses<'a> {
         Offer::from_bytes(self.offers.get(rail * OFFER..)?.first_chunk()?)
     }
 
-    /// Its end of a connection's connection, and its mailbox, which is so long.
+    /// The peer's endpoint and mailbox of a connection; the mailbox has this length.
     fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<Write>)> {
         let (endpoint, range) = self
             .addresses
@@ -235,7 +237,7 @@ impl<'a> PeerAddresses<'a> {
     }
 }
 
-/// The peers' segments that are mapped, mailbox_sizes once: by rank and device.
+/// The peers' mapped segments, each mapped once: by rank and device.
 struct Mappings {
     rails: usize,
     tried: Vec<Option<Option<Arc<MappedSegment>>>>,
@@ -249,7 +251,7 @@ impl Mappings {
         }
     }
 
-    /// A peer's, if it can be mapped.
+    /// A peer's segment, if it can be mapped.
     fn of(&mut self, peer: Rank, rail: usize, peer_addresses: &PeerAddresses<'_>) -> Option<Arc<MappedSegment>> {
         let open = || peer_addresses.offer(rail).and_then(MappedSegment::open).map(Arc::new);
         self.tried[peer.index() * self.rails + rail]

@@ -1,50 +1,56 @@
-//! Where the blocks of a plan lie: from a place, a block and a slice to elements.
+//! Memory layout: maps memory, block and slice of a plan to elements.
 //!
-//! An operation is cut into *slices*, and the plan is run for each. Of all-reduce, broadcast and reduce a slice is a window of the whole, which the plan's blocks divide; of the others, a part of each block. Slices are of
-//! one length but for the last, and a block lies at the same distance from its window's beginning in each; so scratch memory is laid out once for all slices.
+//! An operation is cut into *slices*, and the plan runs for each. Of all-reduce, broadcast and
+//! reduce a slice is a window of the whole, which the plan's blocks divide; of the others, a part
+//! of each block. Slices have equal lengths except the last, and a block has the same offset from
+//! its window's start in each, so scratch memory is laid out once for all slices.
 //!
-//! Both ends of a message cut it alike, into *pieces* of consecutive elements on both sides: this is a question of the data blocks alone, which are the same for both.
+//! Both ends of a message cut it alike into *pieces* of elements that are consecutive on both
+//! sides: this depends on the data blocks alone, which both ends know.
 
 use crate::plan::{Collective, Place, Shape, Span};
 use crate::types::Rank;
 
-/// Elements that a boundary between blocks or slices is a multiple of, where there are many times as many.
+/// Alignment of block and slice boundaries, in elements, where there are many times as many.
 const BOUNDARY_ALIGN: u64 = 64;
 
-/// How the data blocks of a collective are numbered.
+/// Numbering of a collective's data blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// All ranks have the same data, in one window for each slice.
+    /// All ranks have the same data, in one window per slice.
     Window,
     /// Each block belongs to a part, all of one length.
     Parts,
-    /// The parts have lengths of their own.
+    /// Parts have different lengths.
     Varied,
 }
 
-/// Lengths and places of the parts of [`Collective::AllToAllV`], in elements; or of a [`Collective::ReduceScatter`] whose parts have lengths of their own, of which every rank sends all and receives one, the first.
+/// Displacements and lengths of the parts of [`Collective::AllToAllV`], in elements; or of a
+/// [`Collective::ReduceScatter`] with parts of different lengths, of which every rank sends all and
+/// receives the first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Parts {
-    /// Of the input: for each rank where what it is sent begins, and its length.
+    /// Of the input, by destination rank: displacement and length.
     pub send: Vec<(u64, u64)>,
-    /// Of the output: for each rank where what it has sent begins, and its length.
+    /// Of the output, by source rank: displacement and length.
     pub receive: Vec<(u64, u64)>,
-    /// If there is one rank that all is sent to, or that sends all: then others neither send each other anything nor wait for one another. The same on all ranks.
+    /// The root, if all parts are sent to or by one rank: other pairs then neither exchange
+    /// messages nor lengths. The same on all ranks.
     pub root: Option<Rank>,
 }
 
-/// What decides where everything lies, beside the plan.
+/// The sizes that determine a layout, beside the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Extent {
     /// Elements of the whole, or of each part.
     pub(crate) count: u64,
-    /// Lengths of parts, if they differ.
+    /// The parts, if their lengths differ.
     pub(crate) parts: Option<Parts>,
-    /// Slices, at least one.
+    /// Number of slices, at least one.
     pub(crate) slices: u32,
 }
 
-/// Where everything lies.
+/// The memory layout of an operation.
 #[derive(Debug)]
 pub(crate) struct Layout {
     kind: Kind,
@@ -53,9 +59,9 @@ pub(crate) struct Layout {
     blocks: u32,
     /// Elements of a window.
     window: u64,
-    /// Where blocks begin, in a window or part, and where the last ends.
+    /// Where blocks begin in a window or part, and where the last one ends.
     starts: Vec<u64>,
-    /// Where the blocks of scratch begin, and what they hold.
+    /// Offsets of the blocks of scratch, and their data blocks.
     scratch: Vec<(u64, u32)>,
     /// The same of partial results.
     partial: Vec<(u64, u32)>,
@@ -71,7 +77,7 @@ pub(crate) struct ElementRange {
     pub(crate) len: u64,
 }
 
-/// Where part `index` of `parts` begins.
+/// The start of part `index` of `parts`.
 pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
     let granule = if total / u64::from(parts) >= 8 * BOUNDARY_ALIGN {
         BOUNDARY_ALIGN
@@ -83,7 +89,7 @@ pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
     (unit as u64 * granule).min(total)
 }
 
-/// The length of slices of which `slices` are `total`, the last perhaps shorter.
+/// The length of slices if `slices` of them make up `total`; the last one may be shorter.
 fn slice_len(total: u64, slices: u32) -> u64 {
     let len = total.div_ceil(u64::from(slices));
     if len >= 8 * BOUNDARY_ALIGN {
@@ -121,7 +127,7 @@ impl Layout {
         layout
     }
 
-    /// Lays blocks that are as long as these data blocks behind one another.
+    /// Packs blocks of the lengths of these data blocks.
     fn lay_out(&self, data: &[u32]) -> (Vec<(u64, u32)>, u64) {
         let mut end = 0;
         let mut lay = |&data: &u32| {
@@ -132,7 +138,7 @@ impl Layout {
         (data.iter().map(&mut lay).collect(), end)
     }
 
-    /// The longest that a data block is in any slice.
+    /// The maximum length of a data block in any slice.
     pub(crate) fn longest(&self, data: u32) -> u64 {
         let (start, end) = self.starts_of(data);
         let len = end - start;
@@ -142,7 +148,7 @@ impl Layout {
         }
     }
 
-    /// Whether all of the blocks of a span that are each other's neighbours are neighbours in memory, too.
+    /// Which adjacent blocks of a span are adjacent in memory too.
     pub(crate) fn joins(&self) -> Coalescing {
         match self.kind {
             Kind::Window => Coalescing::Neighbours,
@@ -151,7 +157,8 @@ impl Layout {
         }
     }
 
-    /// The elements of `blocks` blocks of `place` from `first` on, which are one piece, in a slice.
+    /// The elements of `blocks` blocks of `place` from `first` on, which form one piece, in a
+    /// slice.
     #[inline]
     pub(crate) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> ElementRange {
         match (self.kind, place) {
@@ -197,7 +204,7 @@ impl Layout {
         }
     }
 
-    /// Blocks of the window that begins at `begin`, counted from there.
+    /// Blocks of the window that begins at `begin`, relative to it.
     #[inline]
     fn in_window(&self, first: u32, blocks: u32, begin: u64) -> ElementRange {
         let window = self.window.min(self.extent.count.saturating_sub(begin));
@@ -209,11 +216,12 @@ impl Layout {
         }
     }
 
-    /// Where a data block begins in its part, and ends.
+    /// The bounds of a data block in its part.
     fn starts_of(&self, data: u32) -> (u64, u64) {
         let block = data % self.blocks;
         if let Some(parts) = &self.extent.parts {
-            // Of reduce-scatter, which alone has memory for them: the parts of the input are those of the data.
+            // Of reduce-scatter, which alone has scratch memory for them: the parts of the input
+            // are those of the data.
             let len = parts.send.get((data / self.blocks) as usize).map_or(0, |(_, len)| *len);
             return (split(len, self.blocks, block), split(len, self.blocks, block + 1));
         }
@@ -255,18 +263,18 @@ impl Layout {
     }
 }
 
-/// Which neighbouring blocks of a span are one piece.
+/// Which adjacent blocks of a span form one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Coalescing {
     /// All.
     All,
-    /// Those whose data blocks are neighbours.
+    /// Those whose data blocks are adjacent.
     Neighbours,
     /// None.
     None,
 }
 
-/// What the blocks of a rank's places hold.
+/// The data blocks that a rank's memories hold.
 pub(crate) struct Contents {
     input: Vec<u32>,
     output: Vec<u32>,
@@ -284,7 +292,7 @@ impl Contents {
         }
     }
 
-    /// The data blocks of a span; `None` if it goes beyond its place.
+    /// The data blocks of a span; `None` if it is out of bounds.
     pub(crate) fn of(&self, span: Span) -> Option<&[u32]> {
         let place = match span.place {
             Place::Input => &self.input,
@@ -296,7 +304,8 @@ impl Contents {
     }
 }
 
-/// Cuts a span of these data blocks into pieces: where each begins, counted in blocks from the span's beginning, and its length in blocks.
+/// Cuts a span of these data blocks into pieces: first block relative to the span, and number of
+/// blocks.
 pub(crate) fn pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Every element of input and output lies in one block of one slice, scratch blocks lie apart and are as long as what they hold, and both ends of a message cut it alike.
+//! Every element of input and output lies in one block of one slice; scratch blocks are disjoint
+//! and as long as the data that they hold; both ends of a message cut it alike.
 
 use super::*;
 use crate::plan::Collective;

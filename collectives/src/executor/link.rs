@@ -1,7 +1,9 @@
-//! One end of a connection: a queue pair, the mailbox that the peer writes, and the counts of both protocols' messages.
+//! One end of a connection: a queue pair, the peer's and the local mailbox, and the sequence
+//! numbers of all protocols.
 //!
-//! Everything here is tried: what cannot be done yet, for want of a grant, a slot or room in the queue, says so and changes nothing. What is to go to the peer beside messages, grants and slots given slices_back, is collected and leaves
-//! with the next message, or when the lane is done for now: one doorbell.
+//! Nothing here waits: an action that lacks a grant, a credit or a send queue slot returns so and
+//! changes nothing. Control writes (grants, credits, lengths) are queued and posted with the next
+//! message, or when the strand runner yields: doorbell batching.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +19,14 @@ use crate::protocol::{
 };
 use crate::types::Rank;
 
-/// Bytes that lines are sent inline with, at most: a word of credit or a grant takes fewer.
+/// Maximum inline bytes of a send: covers short LL messages and all control writes.
 pub(super) const INLINE: usize = 256;
-/// Notes that wait to be sent, at most: each takes a place in the send queue.
+/// Maximum queued control writes: each takes a send queue slot.
 const MAX_CONTROL_WRITES: usize = 24;
-/// Requests that a send queue holds.
+/// Depth of a send queue.
 pub(super) const SEND_DEPTH: u32 = 128;
 
-/// What is written into the peer's mailbox beside messages.
+/// A WRITE to the peer's mailbox beside messages: a grant, credits, or lengths.
 #[derive(Clone, Copy)]
 struct ControlWrite {
     bytes: [u8; GRANT_BYTES],
@@ -32,13 +34,14 @@ struct ControlWrite {
     offset: usize,
 }
 
-/// Where in a mailbox `len` bytes lie. Offsets are those of [`at`]; the peer's device refuses what is beyond its memory.
+/// `len` bytes of a mailbox. Offsets are those of [`mailbox`]; the peer's device rejects accesses
+/// beyond its memory.
 #[inline]
 fn mailbox_range(mailbox: Remote<Write>, offset: usize, len: usize) -> Remote<Write> {
     Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
 }
 
-/// Adds the control_writes to a batch.
+/// Adds the control writes to a batch.
 #[inline]
 fn post_control_writes<'d>(batch: &mut Batch<'_, 'd>, control_writes: &'d [ControlWrite], mailbox: Remote<Write>) {
     for write in control_writes {
@@ -49,56 +52,61 @@ fn post_control_writes<'d>(batch: &mut Batch<'_, 'd>, control_writes: &'d [Contr
     }
 }
 
-/// One ring of slots, seen from both its ends.
+/// One ring of slots, as sender and as receiver.
 #[derive(Clone, Copy, Default)]
 struct Ring {
-    /// Slots filled at the peer's.
+    /// Slots filled at the peer.
     sent: u64,
-    /// Slots emptied here, and those of them that the peer knows of.
+    /// Slots released here, and those of them that the peer has been credited.
     consumed: u64,
     credited: u64,
 }
 
-/// The memory of a link: of a segment that lives as long as its queue pair.
+/// The memory of a link, in a segment that outlives its queue pair.
 pub(super) struct MailboxMemory {
-    /// The mailbox here.
+    /// The local mailbox.
     pub(super) local: *mut u8,
     /// The peer's mailbox for this side.
     pub(super) remote: Remote<Write>,
-    /// Where lines are laid out that are too long to be sent inline: rings as in the mailbox, slot by slot.
+    /// Staging buffer for LL and LL128 data that is too long to be sent inline: rings as in the
+    /// mailbox, slot by slot.
     pub(super) staging: *mut u8,
-    /// The same for requests.
+    /// The same, for work requests.
     pub(super) staging_alias: Alias,
 }
 
-/// The peer's mailbox for this side, mapped here.
+/// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
 pub(super) struct MappedMailbox {
     start: NonNull<u8>,
-    /// Whose mapping it is in.
+    /// The mapping that it lies in.
     _mapped: Arc<MappedSegment>,
 }
 
 impl MappedMailbox {
-    /// To the mailbox `remote`, if it is in what is mapped, and has all that a mailbox has: one of messages between two ranks has no lines, and no mapped.
+    /// The mailbox `remote`, if it lies in the mapping and is a full one: the mailbox for
+    /// point-to-point messages has no LL rings and is not mapped.
     pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<Write>) -> Option<Self> {
         let start = mapped.translate(remote.addr(), usize::try_from(remote.len()).ok()?)?;
         (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
     }
 
-    /// Where something is in the mailbox.
+    /// Address of an offset of the mailbox.
     fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < mailbox::LEN, "offsets are those of `at`");
-        // SAFETY: `new` has checked that `mailbox::LEN` bytes from `start` on are in the mapping, which `_mapped` keeps; offsets are those of `at`, before that.
+        // SAFETY: `new` has checked that `mailbox::LEN` bytes from `start` on are in the mapping,
+        // which `_mapped` keeps; offsets are those of `mailbox`, below that.
         unsafe { self.start.add(offset) }.as_ptr()
     }
 
-    /// Stores a word, behind all that was stored before.
+    /// Stores a word with release ordering.
     fn store_word(&self, offset: usize, word: u64) {
-        // SAFETY: in the mapping, as of `at`, and aligned: a mailbox begins at a multiple of 64 (`MappedSegment::at`), and `at` has words at multiples of 8. Both processes access these words atomically.
+        // SAFETY: in the mapping, by `at`, and aligned: a mailbox begins at a multiple of 64
+        // (`MappedSegment::translate`), and `mailbox` has words at multiples of 8. Both processes
+        // access these words atomically.
         unsafe { (*self.at(offset).cast::<AtomicU64>()).store(word, Ordering::Release) };
     }
 
-    /// Stores a note: its last word behind the others.
+    /// Stores a control write, its sequence number last.
     fn store_control_write(&self, write: &ControlWrite) {
         for (index, word) in write.bytes[..write.len].as_chunks().0.iter().enumerate() {
             self.store_word(write.offset + 8 * index, u64::from_ne_bytes(*word));
@@ -106,20 +114,20 @@ impl MappedMailbox {
     }
 }
 
-/// Flags of words: so many peer_range are, and then they come again.
+/// LL flags wrap around after this many.
 const LL_FLAGS: u64 = 1 << 31;
 
-/// The flag of a message's words: never 0, which is what a mailbox holds at first.
+/// The LL flag of a message: never 0, the initial content of a mailbox.
 #[inline]
 fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
 }
 
-/// How long the staging of a link are.
+/// Length of a link's staging buffer.
 pub(super) const STAGING_BYTES: usize = mailbox::EAGER_RING - mailbox::LINE_RINGS[0];
-/// Which of the rings is that of eager messages, behind those of lines.
+/// Index of the ring of eager messages, behind those of LL and LL128.
 const EAGER: usize = 2;
-/// And that of lengths.
+/// Index of the ring of lengths records.
 const LENGTHS: usize = 3;
 
 /// One end of a connection.
@@ -128,14 +136,15 @@ pub(super) struct Link {
     qp: QueuePair<Rc>,
     memory: MailboxMemory,
     mapped: Option<MappedMailbox>,
-    /// The requests that have to be confirmed until nothing of Simple is on its way by the queue pair.
+    /// The peer's mailbox may hold stores only once these requests have completed: no message of
+    /// Simple is in flight on the queue pair.
     posted: u64,
-    /// Requests of the send queue that are confirmed.
+    /// Completed requests of the send queue.
     pub(super) completed: u64,
-    /// Messages of Simple, eager or not: sent; received.
+    /// Sequence numbers of messages of Simple: sent; received.
     sent: u64,
     received: u64,
-    /// Grants: of the peer's, those that messages were sent by; given to it, and of these those whose message is here.
+    /// Grants: used of the peer's; given to the peer, and those of them whose message has arrived.
     used: u64,
     granted: u64,
     filled: u64,
@@ -143,7 +152,8 @@ pub(super) struct Link {
     control_writes: Vec<ControlWrite>,
 }
 
-// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it, and into a mapping that it holds.
+// SAFETY: its pointers are into a segment of the engine's, which is Send and moves with it, and
+// into a mapping that it holds.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -174,7 +184,8 @@ impl Link {
         self.mapped.is_some()
     }
 
-    /// Writes what changes nothing. Gives the requests that have to be confirmed until it has come peer_range; none if it cannot be sent.
+    /// Posts a link probe, a WRITE without effect. Returns the number of requests whose completion
+    /// confirms it; `None` if it cannot be posted.
     pub(super) fn send_probe(&mut self) -> Option<u64> {
         let peer_range = self.peer_range(mailbox::PROBE, 8);
         let posted = self.has_queue_slots(1).then(|| {
@@ -186,12 +197,12 @@ impl Link {
         Some(self.qp.next_send())
     }
 
-    /// Whether the queue pair can do nothing any more.
+    /// Whether the queue pair is in the error state.
     pub(super) fn is_broken(&self) -> bool {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
 
-    /// Breaks the queue pair, and forgets the mapping.
+    /// Breaks the queue pair and drops the mapping (fault injection).
     pub(super) fn cut(&mut self) -> Result<(), QueuePairError> {
         self.mapped = None;
         self.qp.flush()
@@ -200,7 +211,8 @@ impl Link {
     /// A word of the local mailbox.
     #[inline]
     fn word(&self, offset: usize) -> u64 {
-        // SAFETY: offsets are those of `at`, in the mailbox and aligned; the mailbox lives as long as the engine. Devices write it by whole words.
+        // SAFETY: offsets are those of `mailbox`, in the mailbox and aligned; the mailbox lives as
+        // long as the engine. Devices write it by whole words.
         unsafe { (*self.memory.local.add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
     }
 
@@ -211,12 +223,12 @@ impl Link {
         }
     }
 
-    /// Where in the peer's mailbox `len` bytes lie.
+    /// `len` bytes of the peer's mailbox.
     fn peer_range(&self, offset: usize, len: usize) -> Remote<Write> {
         mailbox_range(self.memory.remote, offset, len)
     }
 
-    /// Whether the queue takes that many requests beside the control_writes.
+    /// Whether the send queue has slots for `requests` requests besides the control writes.
     #[inline]
     fn has_queue_slots(&self, requests: usize) -> bool {
         self.qp.send_room() as usize >= requests + self.control_writes.len()
@@ -232,18 +244,20 @@ impl Link {
         self.control_writes.push(write);
     }
 
-    /// Whether another grant may be given: the peer has seen the one whose place it takes, and peer_range is room to note it.
+    /// Whether another grant may be given: the peer has used the one whose slot it takes, and a
+    /// control write can be queued.
     #[inline]
     pub(super) fn may_grant(&self) -> bool {
         self.granted - self.filled < GRANTS && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Grants the peer `len` bytes for its next message that has none.
+    /// Grants the peer `len` bytes for its next message that has no grant.
     pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
         self.grant_rest(addr, rkey, len, 0);
     }
 
-    /// The same for a part of a message, of which so many bytes are to come with it and after it.
+    /// Grants memory for a part of a message; `rest` bytes of the message remain, this part
+    /// included.
     pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = mailbox::GRANT_RING + (self.granted % GRANTS) as usize * GRANT_BYTES;
         self.granted += 1;
@@ -256,13 +270,13 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Whether something is noted that has not been sent.
+    /// Whether control writes are queued.
     #[inline]
     pub(super) fn has_control_writes(&self) -> bool {
         !self.control_writes.is_empty()
     }
 
-    /// Sends what has been noted, if the queue has room for it.
+    /// Flushes queued control writes, if the send queue has slots for them.
     #[inline]
     pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
         if self.control_writes.is_empty() {
@@ -285,14 +299,14 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Whether the peer has emptied a slot of a ring of so many.
+    /// Whether the peer has credited a slot of a ring of `slots`.
     #[inline]
     fn has_slot(&self, ring: usize, slots: u64) -> bool {
         let sent = self.rings[ring].sent;
         sent - self.word(mailbox::CREDITS[ring]).min(sent) < slots
     }
 
-    /// A slot of a ring is empty again: the peer hears of it every half ring, with or before what is sent next.
+    /// Releases a slot. The peer is credited every half ring, with or before the next message.
     #[inline]
     fn release_slot(&mut self, ring: usize, slots: u64) {
         let Ring { consumed, credited, .. } = &mut self.rings[ring];
@@ -304,12 +318,14 @@ impl Link {
         }
     }
 
-    /// Whether this side's lengths of an operation could be lengths_sent now: the peer has consumed those before, and peer_range is room to note them.
+    /// Whether a lengths record can be sent: the ring has a credit, and a control write can be
+    /// queued.
     pub(super) fn may_send_lengths(&self) -> bool {
         self.has_slot(LENGTHS, LENGTHS_SLOTS) && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Says how many bytes this side sends the peer in an operation, and how many it expects of it; it `may_send_lengths`.
+    /// Sends the lengths of an operation: bytes that this side sends to the peer, and bytes that it
+    /// expects. Requires `may_send_lengths`.
     pub(super) fn send_lengths(&mut self, sends: u64, expects: u64) {
         let lengths_sent = &mut self.rings[LENGTHS].sent;
         let place = mailbox::LENGTHS_RING + (*lengths_sent % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -321,7 +337,8 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Takes the peer's lengths of an operation, if they are peer_range: how many bytes it sends, and how many it expects.
+    /// Takes the peer's lengths of an operation, if they have arrived: bytes that it sends, and
+    /// bytes that it expects.
     pub(super) fn receive_lengths(&mut self) -> Option<(u64, u64)> {
         let consumed = self.rings[LENGTHS].consumed;
         let place = mailbox::LENGTHS_RING + (consumed % LENGTHS_SLOTS) as usize * LENGTHS_BYTES;
@@ -333,7 +350,7 @@ impl Link {
         Some(lengths)
     }
 
-    /// Where the next message of Simple that is not eager may go: the peer's grant; none yet.
+    /// The peer's grant for the next rendezvous message of Simple; `None` if it has not arrived.
     #[inline]
     fn next_grant(&self, len: usize) -> Option<Remote<Write>> {
         let place = mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES;
@@ -343,11 +360,12 @@ impl Link {
         let (addr, second) = (self.word(place), self.word(place + 8).to_ne_bytes());
         let rkey = u32::from_ne_bytes([second[0], second[1], second[2], second[3]]);
         let room = u32::from_ne_bytes([second[4], second[5], second[6], second[7]]);
-        // A peer that grants too little is refused by the request, as one that goes beyond what was granted.
+        // A grant that is too short makes the peer's device reject the request, as does an access
+        // beyond the granted memory.
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
-    /// Whether a message of Simple could be sent now: the peer has granted memory for it, or emptied a slot for one that is eager.
+    /// Whether a message of Simple can be sent: it has a grant, or a credit if it is eager.
     #[inline]
     pub(super) fn may_send(&self, eager: bool) -> bool {
         if eager {
@@ -357,18 +375,19 @@ impl Link {
         }
     }
 
-    /// Whether a message could be sent where the peer has granted memory for it.
+    /// Whether a message has a grant.
     #[inline]
     pub(super) fn is_granted(&self) -> bool {
         self.next_grant(0).is_some() && self.has_queue_slots(2)
     }
 
-    /// Of a part that `is_granted`: how many bytes the peer expects with it and after it.
+    /// Bytes of the message that the peer expects from the granted part on. Requires `is_granted`.
     pub(super) fn granted_rest(&self) -> u64 {
         self.word(mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES + 16)
     }
 
-    /// Sends a message of Simple, which it `may_send`: nothing for one without content. Gives the number of requests posted with it, the last of which says by its completion that the message's memory is free.
+    /// Sends a message of Simple that `may_send`; `None` is an empty message. Returns the number of
+    /// requests whose completion frees the message's memory.
     pub(super) fn send(&mut self, message: Option<(Alias, usize)>, eager: bool) -> Result<u64, Failed> {
         if !eager {
             return self.send_granted(message);
@@ -380,16 +399,18 @@ impl Link {
         self.send_to(self.peer_range(place, len), message)
     }
 
-    /// Whether an eager message could be stored in the peer's mailbox: it is mapped and has an empty slot, and no message before is on its way by the queue pair, which this one would overtake.
+    /// Whether an eager message can be stored into the peer's mapped mailbox: it has a credit, and
+    /// no earlier message that it would overtake is in flight on the queue pair.
     #[inline]
     pub(super) fn may_store(&self) -> bool {
         self.mapped.is_some() && self.completed >= self.posted && self.has_slot(EAGER, EAGER_SLOTS)
     }
 
-    /// Stores an eager message, which it `may_store`. Its memory is free at once.
+    /// Stores an eager message that `may_store`. Its memory is free at once.
     ///
     /// # Safety
-    /// `from` can be read for `len` bytes, at most those of an eager message, which nobody writes meanwhile.
+    /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
+    /// meanwhile.
     pub(super) unsafe fn store(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
         self.flush_control_writes()?;
         let Some(mapped) = &self.mapped else { return Ok(()) };
@@ -397,13 +418,14 @@ impl Link {
         let place = mailbox::EAGER_RING + (*slot % EAGER_SLOTS) as usize * EAGER_BYTES;
         *slot += 1;
         self.sent += 1;
-        // SAFETY: by contract; the slot is in the mailbox and as long, and this side's alone, as the peer has emptied it.
+        // SAFETY: by contract; the slot is in the mailbox and as long, and owned by this side, as
+        // the peer has credited it.
         unsafe { core::ptr::copy_nonoverlapping(from, mapped.at(place), len.min(EAGER_BYTES)) };
         mapped.store_word(mailbox::ARRIVED, self.sent);
         Ok(())
     }
 
-    /// The same where the peer has granted memory, as the message `is_granted`.
+    /// Sends a message to the memory that the peer has granted; requires `is_granted`.
     pub(super) fn send_granted(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         let Some(peer_range) = self.next_grant(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
@@ -417,7 +439,8 @@ impl Link {
 
     fn send_to(&mut self, peer_range: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
         if self.mapped.is_some() {
-            // SlotTransport the queue pair they might come behind later ones that are stored: a count of slots would go slices_back, and the peer wait for slots that it has.
+            // Posted on the queue pair, control writes could arrive behind later stores: a credit
+            // count would decrease, and the peer wait for slots that it has.
             self.flush_control_writes()?;
         }
         self.sent += 1;
@@ -438,20 +461,21 @@ impl Link {
         Ok(self.posted)
     }
 
-    /// Whether the next message of Simple is peer_range.
+    /// Whether the next message of Simple has arrived.
     #[inline]
     pub(super) fn has_arrived(&self) -> bool {
         self.word(mailbox::ARRIVED) > self.received
     }
 
-    /// Takes the message that `has_arrived` where the grant lengths_sent.
+    /// Consumes an arrived message, which is in the granted memory.
     #[inline]
     pub(super) fn receive_granted(&mut self) {
         self.received += 1;
         self.filled += 1;
     }
 
-    /// Takes the message that `has_arrived`: gives where an eager one is, until something is sent to the peer or noted for it; others are where the grant lengths_sent.
+    /// Consumes an arrived message. Returns the slot of an eager one, valid until something is sent
+    /// or queued to the peer; others are in the granted memory.
     #[inline]
     pub(super) fn receive(&mut self, eager: bool) -> Option<*mut u8> {
         if !eager {
@@ -465,16 +489,17 @@ impl Link {
         Some(unsafe { self.memory.local.add(mailbox::EAGER_RING + slot * EAGER_BYTES) })
     }
 
-    /// Whether lines could be sent now: the peer has emptied a slot.
+    /// Whether an LL or LL128 message can be sent: the ring has a credit.
     #[inline]
     pub(super) fn may_send_lines(&self, lines: LineProtocol) -> bool {
         self.has_slot(lines.index(), lines.slots()) && (self.mapped.is_some() || self.has_queue_slots(1))
     }
 
-    /// Sends `len` bytes as lines, at most what a slot has room for; it `may_send_lines`. They may be input_copied at once.
+    /// Sends `len` bytes by LL or LL128, at most the capacity of a slot; requires `may_send_lines`.
+    /// The source may be changed at once.
     ///
     /// # Safety
-    /// `from` can be read for `len` bytes, which nobody writes meanwhile.
+    /// `from` is valid for reads of `len` bytes, not written meanwhile.
     pub(super) unsafe fn send_lines(&mut self, lines: LineProtocol, from: *const u8, len: usize) -> Result<(), Failed> {
         let ring = &mut self.rings[lines.index()];
         let slot = (ring.sent % lines.slots()) as usize * lines.slot();
@@ -482,15 +507,17 @@ impl Link {
         let flag = ring.sent;
         let offset = mailbox::LINE_RINGS[lines.index()] + slot;
         let wire = lines.wire_bytes(len);
-        // A message without content is a word of data that says nothing.
+        // An empty message is one word of padding.
         let nothing = [0_u8; 4];
         let (from, len) = if len == 0 {
             (nothing.as_ptr(), nothing.len())
         } else {
             (from, len)
         };
-        // SAFETY: by contract; all targets are long enough for the lines, aligned, and this side's alone: the peer has emptied the slot, and so whatever was sent from the same place of the staging has arrived. In the peer's, where it looks
-        // meanwhile, flags come last, and words of LL at once.
+        // SAFETY: by contract; all targets are long enough for the lines, aligned, and owned by
+        // this side: the peer has credited the slot, and so an earlier message from the same slot
+        // of the staging buffer has arrived. In the peer's mailbox, which it polls meanwhile, flags
+        // are stored last, and words of LL at once.
         let pack = |into: *mut u8| unsafe {
             match lines {
                 LineProtocol::Ll => pack_ll(ll_flag(flag), from, len, into),
@@ -513,7 +540,7 @@ impl Link {
             self.qp.write_inline(draft, peer_range)
         } else {
             let place = offset - mailbox::LINE_RINGS[0];
-            // SAFETY: in the staging.
+            // SAFETY: in the staging buffer.
             pack(unsafe { self.memory.staging.add(place) });
             let Some(alias) = self.memory.staging_alias.slice(place, wire) else {
                 return Err(Failed::Refused {
@@ -532,10 +559,10 @@ impl Link {
         posted.map_err(|error| self.refused(&error))
     }
 
-    /// Takes `len` bytes of lines, if all of them are peer_range.
+    /// Receives `len` bytes by LL or LL128, if all flags have arrived.
     ///
     /// # Safety
-    /// `into` can be written for `len` bytes (4, if that is 0), which nobody else touches.
+    /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.
     #[inline]
     pub(super) unsafe fn receive_lines(&mut self, lines: LineProtocol, into: *mut u8, len: usize) -> bool {
         let consumed = self.rings[lines.index()].consumed;
@@ -557,8 +584,9 @@ impl Link {
             return false;
         }
         if lines == LineProtocol::Ll && flag % LL_FLAGS <= lines.slots() {
-            // Flags come again, and what a long message left may not have been overwritten by short ones since. The slot is this side's until it is given slices_back.
-            // SAFETY: in the mailbox.
+            // LL flags wrap around, and remains of a long message may not have been overwritten by
+            // short ones since. The slot is owned by this side until it is credited. SAFETY: in the
+            // mailbox.
             unsafe { slot.write_bytes(0, lines.slot()) };
         }
         self.release_slot(lines.index(), lines.slots());

@@ -1,4 +1,4 @@
-//! What is mapped, and what is not: each offer that is refused differs in one thing from one that is taken.
+//! Which segments are mapped: each refused offer differs from an accepted one in one property.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -11,7 +11,8 @@ use super::*;
 
 const LEN: usize = 4096;
 
-/// A file in memory of this name, with a secret at its beginning, and its offer by this process. It is open as long as the file returned.
+/// A memfd of this name with a secret at its beginning, and its offer by this process. It stays
+/// open as long as the returned file.
 fn offered(name: &str, seals: SealFlag) -> (File, Offer) {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let mut file = File::from(memfd_create(CString::new(name).unwrap().as_c_str(), flags).unwrap());
@@ -35,7 +36,7 @@ fn a_mapping_is_the_very_memory() {
     let (file, offer) = offered("doorbell", SealFlag::F_SEAL_SHRINK);
     let mapped = MappedSegment::open(offer).unwrap();
     let at = mapped.translate((1 << 20) + 128, 64).unwrap();
-    // SAFETY: within the mapping, aligned, and nobody else has it.
+    // SAFETY: within the mapping, aligned, and not accessed by others.
     unsafe { at.cast::<u64>().write_volatile(0x1234_5678) };
     let mut bytes = [0; 8];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 128).unwrap();
@@ -125,7 +126,7 @@ fn what_is_not_what_was_offered_is_not_mapped() {
     assert!(MappedSegment::open(file).is_none(), "a file with a name");
 }
 
-/// A file in a folder, with no name left.
+/// An unlinked file in a folder.
 fn tempfile() -> File {
     let path = std::env::temp_dir().join(format!("doorbell-mapped-{}", process::id()));
     let file = File::options()

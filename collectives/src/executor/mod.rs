@@ -1,18 +1,24 @@
-//! The executor: runs any plan on queue p2p, and knows no algorithm.
+//! The executor: runs any plan on RC queue pairs and is independent of the algorithm.
 //!
-//! An [`Engine`] is one rank of a communicator. It has, to each other rank, a queue pair for each *runner*: a strand of a plan on a channel. [`submit`](Engine::submit) takes an operation, [`progress`](Engine::progress) drives
-//! all that are under way as far as they come without waiting, so that one thread can drive many engines, and [`take`](Engine::take) gives what became of one. Operations are run in their order in each runner, and overlap where
-//! one has runners that the other is done with.
+//! An [`Engine`] is one rank of a communicator. To each other rank it has a queue pair for each
+//! *connection*: a strand of a plan on a channel. [`submit`](Engine::submit) queues an operation,
+//! [`progress`](Engine::progress) drives all operations in flight until they would block, so that
+//! one thread can drive many engines, and [`take`](Engine::take) returns the result of one.
+//! Operations run in order on each connection, and overlap across connections.
 //!
-//! - `again` does short operations that are like the one before.
-//! - `program` makes a plan's program ready: what to wait for before memory is written.
-//! - `layout` says where blocks and slices lie.
-//! - `runner` runs a program; `link` is a runner's connection to one rank, which speaks the [protocols](crate::Protocol).
-//! - `p2p` are messages between two ranks, beside the plans.
-//! - `active_runners` finds out whom the rank can still active_runners, when a link has failed.
-//! - `connect` makes the connections; `mapped` are mailboxes of ranks of the same host, into which what is short is stored.
+//! - `program` compiles a plan's program for this rank: dependencies of each step. `layout` maps
+//!   blocks and slices to elements.
+//! - `strand` runs a compiled program; `link` is a connection to one rank and implements the
+//!   [protocols](crate::Protocol).
+//! - `program_cache` runs repeated short operations without compiling or queueing them.
+//! - `p2p` are point-to-point messages, beside the plans.
+//! - `connect` makes the connections; `mapped_segment` maps mailboxes of ranks of the same host,
+//!   into which short messages are stored.
+//! - `probe` tests which ranks are reachable after a link has failed. `backoff` is the wait policy:
+//!   spin, yield, sleep.
 //!
-//! Nothing is allocated and no lock is taken from step to step; memory that a plan needs is registered when its first operation begins, and kept.
+//! No allocation and no lock from step to step; memory that a plan needs is registered when its
+//! first operation begins, and kept.
 
 mod backoff;
 mod connect;
@@ -56,35 +62,39 @@ use crate::plan::Collective;
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
-/// What is left of an engine that has failed.
+/// State of an engine that has failed.
 struct EngineFailure {
     why: Failed,
-    /// Whom it was waiting for.
+    /// The first wait at the time of the failure.
     waiting: Option<Waiting>,
-    /// All that it was waiting for.
+    /// All waits at the time of the failure.
     waits: Vec<Wait>,
 }
 
-/// Turns between two looks at the clock, of operations that have a deadline: those that bring news count less, as there are fewer of them for nothing.
+/// Steps between two deadline checks; an idle step counts more ([`IDLE_WEIGHT`]), as it is shorter.
 const CLOCK_CHECK_INTERVAL: u32 = 1024;
-/// What a turn without news counts.
+/// The weight of an idle step.
 const IDLE_WEIGHT: u32 = 16;
 
-/// How an engine is made. All ranks say the same.
+/// Configuration of an engine. The same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Channels: how many copies of a plan may run beside each other (default 4).
+    /// Channels: concurrent instances of a plan (default 4).
     pub channels: u32,
-    /// Strands that plans may have (default 2).
+    /// Maximum strands of a plan (default 2).
     pub strands: u32,
-    /// Bytes of a message of Simple, at most: longer ones are cut (default 256 KiB).
+    /// Maximum bytes of a message of Simple: longer ones are split (default 256 KiB).
     pub fragment: usize,
-    /// Bytes of a message of Simple that is sent without asking, into memory of the connection's, at most: then it is copied once more, and waits for no answer before (default 16 KiB, which is the most).
+    /// Maximum bytes of an eager message of Simple, which costs a copy and saves a round trip
+    /// (default and maximum 16 KiB).
     pub eager: usize,
-    /// How long a queue pair waits for an acknowledgement before it sends program_cache: 4.096 µs · 2^this (default 16, 0.27 s). After eight times the connection has failed; a busy host may not run a rank for half a second, so
-    /// less is for networks that lose packets. From 1 to 31.
+    /// Local ACK timeout of queue pairs: 4.096 µs · 2^n (default 16, 0.27 s), from 1 to 31. The
+    /// connection fails after eight retransmissions. A busy host may not run a rank for half a
+    /// second, so lower it only for networks that lose packets.
     pub timeout: u8,
-    /// Whether mailboxes of ranks on the same host are mapped, and what is short is stored into them at once: not by the devices, which is faster (default true). To be off where the devices are what is measured or tested.
+    /// Whether mailboxes of ranks on the same host are mapped, so that short messages are stored
+    /// there directly: faster than by the devices (default true). Disable it to measure or test the
+    /// devices.
     pub mapped: bool,
 }
 
@@ -101,40 +111,42 @@ impl Default for Config {
     }
 }
 
-/// One rank of a communicator: its connections, and the operations under way on them.
+/// One rank of a communicator: its connections and the operations in flight.
 ///
-/// Whatever goes wrong with a connection fails the engine, and with it all operations; the queue p2p that had any under way are gone then, so that nothing of it touches memory any more. Dropping it does the same, whatever is under way;
-/// [`close`](Self::close) waits for the other ranks before.
+/// Any connection error fails the engine and all its operations; queue pairs with requests in
+/// flight are destroyed, so that nothing accesses the operations' memory any more. Dropping the
+/// engine does the same; [`close`](Self::close) waits for the other ranks before.
 pub struct Engine {
-    // Before what they point into.
+    // Dropped before the memory that they point into.
     links: Vec<Vec<Option<Link>>>,
     runners: Vec<StrandRunner>,
     operations: VecDeque<ActiveOperation>,
-    /// The number of the first operation that is kept.
+    /// Number of the first operation that is kept.
     first: u64,
     plans: Vec<Prepared>,
     p2p: PointToPoint,
-    /// Memory for inputs that are input_copied before they are sent.
+    /// Copies of inputs that are scaled, or that overlap the output.
     input_copies: Vec<Arc<Segment>>,
     rails: Vec<Rail>,
-    /// Whether the mailboxes of all other ranks were mapped when it was made.
+    /// Whether the mailboxes of all other ranks were mapped at creation.
     all_mapped: bool,
-    /// Lanes behind these have nothing to do.
+    /// Runners beyond this index are idle.
     active_runners: u32,
     rank: Rank,
     ranks: u32,
     config: Config,
     failed: Option<EngineFailure>,
-    /// A trial of the links, if there was one.
+    /// The link test, if there was one.
     probe: Option<LinkProbe>,
     program_cache: program_cache::ProgramCache,
-    /// Turns since the last look at the clock.
+    /// Weighted steps since the last deadline check.
     steps_since_clock: u32,
     backoff: Backoff,
 }
 
 impl Engine {
-    /// Connects rank `rank` of `ranks` with the others, on these devices: connections are spread over them. The other ranks do the same at the same time, with as many devices.
+    /// Connects rank `rank` of `ranks` with the others; connections are spread over these devices.
+    /// All ranks call it at the same time with as many devices.
     ///
     /// # Errors
     /// When a device or the exchange fails, or a setting is out of range.
@@ -165,7 +177,7 @@ impl Engine {
         )?;
         within("timeout", config.timeout.into(), 31)?;
         let connections = config.channels * config.strands;
-        // One more for messages between two ranks.
+        // One connection more, for point-to-point messages.
         let rails = connect::rails(devices, ranks, connections + 1)?;
         let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
         let runner = |index| {
@@ -205,42 +217,44 @@ impl Engine {
         })
     }
 
-    /// Which rank it is.
+    /// The rank of this engine.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// How it was made.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// To how many ranks short messages are stored into their mapped mailboxes.
+    /// Number of ranks whose mailboxes are mapped.
     #[must_use]
     pub fn mapped(&self) -> usize {
         let links = self.links.first().into_iter().flatten();
         links.flatten().filter(|link| link.is_mapped()).count()
     }
 
-    /// Whether those were all others when it was made: then short operations of Simple are stored, too.
+    /// Whether all other ranks' mailboxes were mapped at creation: then short operations of Simple
+    /// are stored too.
     pub(crate) fn all_mapped(&self) -> bool {
         self.all_mapped
     }
 
-    /// The devices it runs on.
+    /// The devices.
     pub fn devices(&self) -> impl Iterator<Item = &Context> {
         self.rails.iter().map(|rail| &rail.context)
     }
 
-    /// `len` bytes of shared memory, registered on all devices: what messages are sent from and written to without a copy.
+    /// `len` bytes of shared memory, registered on all devices: zero-copy source and target of
+    /// messages.
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
@@ -248,7 +262,7 @@ impl Engine {
         Ok(Arc::new(Segment::new(self.rails.iter().map(|rail| &rail.domain), len)?))
     }
 
-    /// Drives what is under way, without waiting. Whether anything has moved.
+    /// Drives operations in flight without waiting. Returns whether there was progress.
     pub fn progress(&mut self) -> bool {
         if self.failed.is_some() {
             return false;
@@ -272,7 +286,7 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Drives each runner as far as it comes.
+    /// Drives each strand runner until it would block.
     fn drive(&mut self) -> Result<bool, Failed> {
         let mut moved = false;
         for (runner, links) in self.runners[..self.active_runners as usize]
@@ -310,7 +324,7 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Takes completions: requests confirmed, and failed.
+    /// Polls completion queues: counts completed requests, and returns failed ones as errors.
     fn poll(&mut self) -> Result<bool, Failed> {
         let mut any = false;
         for rail in &mut self.rails {
@@ -358,14 +372,15 @@ impl Engine {
         }
     }
 
-    /// Fails all operations. Their queue p2p go, so that nobody touches their memory any more.
+    /// Fails all operations. Their queue pairs are destroyed, so that no device accesses their
+    /// memory any more.
     fn fail(&mut self, why: Failed) {
         let waiting = self.waiting();
         let waits = match why {
             Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => self.waits_with_failed_links(peer),
             _ => self.report(),
         };
-        // SlotTransport those for messages it may be found out who can still be reached.
+        // The connections for point-to-point messages are kept for the link test.
         let kept = match why {
             Failed::Connection { .. } | Failed::Refused { .. } if self.p2p.is_idle() => 1,
             _ => 0,
@@ -379,7 +394,8 @@ impl Engine {
         self.failed = Some(EngineFailure { why, waiting, waits });
     }
 
-    /// What it waits for, with a connection broken to `first`, and perhaps to others: from these nothing comes any more, whatever was waited for.
+    /// The waits after a connection to `first` has failed, and perhaps others: from these peers
+    /// nothing can arrive.
     fn waits_with_failed_links(&self, first: Rank) -> Vec<Wait> {
         let mut waits = self.report();
         for (connection, links) in self.links.iter().enumerate() {
@@ -405,7 +421,7 @@ impl Engine {
         waits
     }
 
-    /// Breaks the connections to a rank, as a link that is cut does: for tests of what comes after.
+    /// Breaks the connections to a rank (fault injection), for tests.
     ///
     /// # Errors
     /// When there is no such rank, or a device refuses.
@@ -426,7 +442,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends what is under way: all operations fail for this reason, and those that come.
+    /// Fails all operations in flight and all later ones with this reason.
     pub fn abort(&mut self, why: impl Into<String>) {
         if self.failed.is_none() {
             self.fail(Failed::Aborted(why.into()));
@@ -439,7 +455,8 @@ impl Engine {
         self.failed.as_ref().map(|broken| &broken.why)
     }
 
-    /// Whom the first operation under way waits for; of a failed engine, whom it was waiting for when it failed. `None` while nothing is under way.
+    /// What the first operation in flight waits for; of a failed engine, the wait at the time of
+    /// the failure. `None` without an operation in flight.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
         if let Some(broken) = &self.failed {
@@ -465,7 +482,7 @@ impl Engine {
             .or_else(messages)
     }
 
-    /// What each runner waits for.
+    /// The wait of each strand runner.
     fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &StrandRunner)> {
         self.runners
             .iter()
@@ -489,7 +506,8 @@ impl Engine {
             })
     }
 
-    /// What it waits for, of each connection the wait that is first, for those who look for the culprit of a stall; of a failed engine, what it waited for when it failed.
+    /// All waits, the first of each connection, for failure detection; of a failed engine, those at
+    /// the time of the failure.
     #[must_use]
     pub fn report(&self) -> Vec<Wait> {
         if let Some(broken) = &self.failed {
@@ -499,7 +517,7 @@ impl Engine {
         self.waits().map(|(wait, ..)| wait).chain(messages).collect()
     }
 
-    /// What became of an operation, once; `None` while it is under way, or if it was taken.
+    /// The result of an operation, once; `None` while it is in flight, or if it was taken.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
         if ticket.is_message() {
             return self.p2p.take(ticket);
@@ -522,14 +540,14 @@ impl Engine {
         Some(result)
     }
 
-    /// The last operation that is done, as all before it; 0 is none.
+    /// The last operation up to which all are done; 0 is none.
     #[must_use]
     pub fn finished(&self) -> u64 {
         let open = self.operations.iter().position(|op| op.result.is_none());
         self.first + open.unwrap_or(self.operations.len()) as u64 - 1
     }
 
-    /// Whether nothing is under way, or failed and not taken.
+    /// Whether no operation is in flight, or failed and not taken.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.operations
@@ -538,7 +556,8 @@ impl Engine {
             && self.p2p.is_idle()
     }
 
-    /// Of the operations under way, or failed and not taken, the one whose time is up first: when it was first seen under way, to a millisecond or so, and how long it may take.
+    /// Of the operations in flight, or failed and not taken, the one that expires first: when it
+    /// was first seen in flight (to about a millisecond), and its timeout.
     #[must_use]
     pub fn expiring(&mut self) -> Option<(Instant, Duration)> {
         let open = self
@@ -550,19 +569,19 @@ impl Engine {
             .min_by_key(|(began, deadline)| began.checked_add(*deadline))
     }
 
-    /// Whether messages between this rank and another are under way, or failed and not taken.
+    /// Whether point-to-point messages are in flight, or failed and not taken.
     #[must_use]
     pub fn exchanges(&self) -> bool {
         !self.p2p.is_idle()
     }
 
-    /// Operations that are not taken.
+    /// Operations whose results have not been taken.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.operations.iter().filter(|op| !op.taken).count() + self.p2p.outstanding()
     }
 
-    /// Whether an operation was submitted, and its result was not taken.
+    /// Whether an operation was submitted and its result not taken.
     #[must_use]
     pub fn has(&self, ticket: Ticket) -> bool {
         if ticket.is_message() {
@@ -574,7 +593,8 @@ impl Engine {
             .is_some_and(|op| !op.taken)
     }
 
-    /// Ends it together with the other ranks, none of which is left with a request that nobody confirms. To be called when all operations have been taken.
+    /// Closes the engine collectively, so that no rank is left with an unacknowledged request. To
+    /// be called when all results have been taken.
     ///
     /// # Errors
     /// When the exchange fails. The engine is gone all the same.

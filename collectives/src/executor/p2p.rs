@@ -1,10 +1,13 @@
-//! Messages between two ranks, which no other takes part in.
+//! Point-to-point messages between two ranks, beside the plans.
 //!
-//! They are no plan's: each is an operation of its own, which only its two peers begin. What goes between two ranks in one direction goes in the order in which it was begun there, and nothing waits for anything else: neither for other
-//! ranks' messages nor for what all ranks do, which goes by connections of its own. So sends and receives that were begun together get on in any order.
+//! Each message is an operation of its own that only its two ends begin. Messages between two ranks
+//! in one direction are ordered; nothing else is: not messages with other ranks, nor collectives,
+//! which use other connections. So sends and receives begun together may progress in any order.
 //!
-//! A message goes as [Simple](crate::Protocol::Simple) has it, in parts of a fragment each. With each grant the receiver says how much it still expects, so that two peers which do not mean the same length find out before anything is
-//! written; even a message without content is granted and sent. Memory that is not registered is copied through a few parts of staging that the message has for itself.
+//! A message uses [Simple](crate::Protocol::Simple) by rendezvous, in parts of one fragment. Each
+//! grant carries the number of bytes that the receiver still expects, so that two ends with
+//! different lengths detect it before anything is written; even an empty message is granted and
+//! sent. Memory that is not registered is copied through a few staged parts of the message's own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,43 +23,43 @@ use crate::plan::Collective;
 use crate::types::Rank;
 use doorbell_verbs::Qpn;
 
-/// Parts of a message that are staged at a time, where its memory is not registered.
+/// Staged parts of a message whose memory is not registered.
 const STAGED_PARTS: usize = 4;
 
-/// Which queue of a message.
+/// The direction of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// It is sent to the peer.
+    /// Sent to the peer.
     Send,
-    /// It is received from the peer.
+    /// Received from the peer.
     Receive,
 }
 
-/// A message to another rank or from it, as one of the two begins it.
+/// One end of a point-to-point message.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// The other rank; or this one, for a message to itself.
     pub peer: Rank,
-    /// Which queue this is.
+    /// The direction.
     pub direction: Direction,
-    /// What is sent, or where to.
+    /// The source or target.
     pub data: Data,
-    /// How long it is; the other queue says the same.
+    /// Its length; the other end has the same.
     pub bytes: usize,
-    /// When it is to have failed.
+    /// The timeout after which it fails.
     pub deadline: Option<Duration>,
 }
 
-/// A message under way, or done and not yet taken.
+/// A message in flight, or done and not taken.
 struct Transfer {
     message: Message,
-    /// Which it is of those between the two in its direction, counted from 1.
+    /// Its number in its direction between the two ranks, from 1.
     number: u64,
     /// Parts: all, granted to the peer, and sent or received.
     parts: usize,
     granted: usize,
     moved: usize,
-    /// The requests that have to be confirmed until a staged part is out of the way; of the last one, in any case.
+    /// The number of requests whose completion frees a staged part; the last one is always set.
     posted: [u64; STAGED_PARTS],
     staging: Option<Arc<Segment>>,
     began: Option<Instant>,
@@ -65,29 +68,29 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Where a part begins, and its length.
+    /// Offset and length of a part.
     fn part(&self, part: usize, fragment: usize) -> (usize, usize) {
         let at = part * fragment;
         (at, fragment.min(self.message.bytes - at))
     }
 
-    /// Where a part is staged.
+    /// Offset of a part's staging buffer.
     fn slot(part: usize, fragment: usize) -> usize {
         part % STAGED_PARTS * fragment
     }
 }
 
-/// What is between this rank and another: numbers of messages, in their order.
+/// The queues of messages with one rank, by number.
 #[derive(Default)]
 struct PeerQueue {
-    /// Not sent as a whole.
+    /// Not completely sent.
     sends: VecDeque<u64>,
-    /// Sent, and not confirmed.
+    /// Sent and not acknowledged.
     posted: VecDeque<u64>,
-    /// Not received as a whole; of the first so many, all is granted.
+    /// Not completely received; the first `granted` of them are completely granted.
     receives: VecDeque<u64>,
     granted: usize,
-    /// How many were begun in either direction.
+    /// Messages begun in either direction.
     sent: u64,
     received: u64,
 }
@@ -98,21 +101,21 @@ impl PeerQueue {
     }
 }
 
-/// A rank's messages.
+/// All point-to-point messages of a rank.
 pub(super) struct PointToPoint {
     rank: Rank,
-    /// Which of the connections to a rank, and of the devices, is theirs.
+    /// Index of their connection, and of its device.
     connection: usize,
     rail: usize,
-    /// Bytes of a part, at most.
+    /// Maximum bytes of a part.
     fragment: usize,
     transfers: VecDeque<Transfer>,
-    /// The number of the first that is kept.
+    /// Number of the first message that is kept.
     first: u64,
     peers: Vec<PeerQueue>,
-    /// The ranks that anything is under way with.
+    /// Ranks with messages in flight.
     busy: Vec<Rank>,
-    /// Memory for staging.
+    /// Free staging buffers.
     free_segments: Vec<Arc<Segment>>,
 }
 
@@ -135,14 +138,14 @@ impl PointToPoint {
         usize::try_from((ticket.0 & !MESSAGES).checked_sub(self.first)?).ok()
     }
 
-    /// Whether nothing is under way, or failed and not taken.
+    /// Whether no message is in flight, or failed and not taken.
     pub(super) fn is_idle(&self) -> bool {
         self.transfers
             .iter()
             .all(|transfer| transfer.taken || matches!(transfer.result, Some(Ok(()))))
     }
 
-    /// Whether anything is under way.
+    /// Whether a message is in flight.
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
         !self.busy.is_empty()
@@ -172,7 +175,8 @@ impl PointToPoint {
         Some(result)
     }
 
-    /// When those under way, or failed and not taken, were first seen under way, and how long they may take.
+    /// When messages in flight, or failed and not taken, were first seen in flight, and their
+    /// timeouts.
     pub(super) fn expiring(&mut self) -> impl Iterator<Item = (Instant, Duration)> + '_ {
         let open = self
             .transfers
@@ -184,7 +188,7 @@ impl PointToPoint {
         })
     }
 
-    /// Fails all that are under way.
+    /// Fails all messages in flight.
     pub(super) fn fail(&mut self, why: &Failed) {
         for transfer in &mut self.transfers {
             transfer.result.get_or_insert_with(|| Err(why.clone()));
@@ -193,7 +197,7 @@ impl PointToPoint {
         self.peers.iter_mut().for_each(|queue| *queue = PeerQueue::default());
     }
 
-    /// Gets on as far as it goes. Whether anything has moved.
+    /// Drives all messages until they would block. Returns whether there was progress.
     pub(super) fn drive(&mut self, links: &mut [Option<Link>]) -> Result<bool, Failed> {
         let mut moved = false;
         for index in 0..self.busy.len() {
@@ -215,7 +219,7 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    /// Messages that were sent are done when they are confirmed.
+    /// Completes sends that have been acknowledged.
     fn confirm(&mut self, peer: Rank, link: &Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -260,7 +264,9 @@ impl PointToPoint {
                         }
                         let place = Transfer::slot(transfer.moved, self.fragment);
                         let from = data.start().wrapping_add(at);
-                        // SAFETY: the part lies in what is sent, which `submit_message` was promised; staging is as long as this part there, and what was sent from there before is confirmed.
+                        // SAFETY: the part lies in the source, by `submit_message`'s contract; its
+                        // staging buffer is as long, and what was sent from there before has been
+                        // acknowledged.
                         unsafe { core::ptr::copy_nonoverlapping(from, staging.start().add(place), len) };
                         staging.alias(0, place, len)
                     }
@@ -276,7 +282,7 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    /// Takes parts that have come.
+    /// Receives parts that have arrived.
     fn receive(&mut self, peer: Rank, link: &mut Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -287,7 +293,9 @@ impl PointToPoint {
                 if let Some(staging) = &transfer.staging {
                     let (at, len) = transfer.part(transfer.moved, self.fragment);
                     let into = transfer.message.data.start().wrapping_add(at);
-                    // SAFETY: the part belongs there, which `submit_message` was promised; it has been written where it is staged, and nobody writes there before it is granted again.
+                    // SAFETY: the part lies in the target, by `submit_message`'s contract; it has
+                    // arrived in its staging buffer, which is not written before it is granted
+                    // again.
                     unsafe {
                         let from = staging.start().add(Transfer::slot(transfer.moved, self.fragment));
                         core::ptr::copy_nonoverlapping(from, into, len);
@@ -306,7 +314,7 @@ impl PointToPoint {
         moved
     }
 
-    /// Grants what may come: ahead of what has come, as far as there is memory.
+    /// Grants parts ahead of their arrival, as far as memory allows.
     fn grant(&mut self, peer: Rank, link: &mut Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -339,7 +347,7 @@ impl PointToPoint {
         moved
     }
 
-    /// Messages of this rank to itself are copied.
+    /// Copies messages of this rank to itself.
     fn copy_to_self(&mut self) -> Result<bool, Failed> {
         let queue = &mut self.peers[self.rank.index()];
         let mut moved = false;
@@ -355,7 +363,7 @@ impl PointToPoint {
                 });
             }
             if from.bytes > 0 {
-                // SAFETY: both are as long as that, which `submit_message` was promised.
+                // SAFETY: both are as long, by `submit_message`'s contract.
                 unsafe { core::ptr::copy(from.data.start(), into.data.start(), from.bytes) };
             }
             for number in [sent, received] {
@@ -368,7 +376,7 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    /// What is waited for: by message, with the ticket.
+    /// All waits, with the message's ticket.
     pub(super) fn waits(&self, links: &[Vec<Option<Link>>]) -> Vec<(u64, Wait)> {
         let mut waits = Vec::new();
         let links = links.get(self.connection);
@@ -400,7 +408,7 @@ impl PointToPoint {
         waits
     }
 
-    /// What the first of them waits for, by a channel that follows those of plans.
+    /// The first wait, reported on a channel that follows those of plans.
     pub(super) fn waiting(&self, links: &[Vec<Option<Link>>], channel: u32) -> Option<Waiting> {
         let (_, wait) = self.waits(links).into_iter().min_by_key(|(number, _)| *number)?;
         Some(Waiting {
@@ -417,13 +425,16 @@ impl PointToPoint {
 }
 
 impl Engine {
-    /// Takes a message in, to be driven by [`progress`](Self::progress). Only the two ranks that it is between do; messages from one to the other are taken in in one order by both.
+    /// Submits a message, to be driven by [`progress`](Self::progress). Only its two ranks do; both
+    /// submit messages of one direction in the same order.
     ///
     /// # Errors
-    /// When the engine has failed, there is no such rank, or there is no memory; then it was not taken in.
+    /// When the engine has failed, there is no such rank, or no memory; then it was not submitted.
     ///
     /// # Safety
-    /// The data is as long as the message, at its address, until the result is taken or the engine is dropped. Until then nobody else writes it, nor reads what is received; other operations under way have other output.
+    /// The data is valid for the message's length until the result is taken or the engine is
+    /// dropped. Until then no other code writes it, or reads what is received; other operations in
+    /// flight have other outputs.
     pub unsafe fn submit_message(&mut self, message: Message) -> Result<Ticket, EngineError> {
         if let Some(broken) = &self.failed {
             return Err(broken.why.clone().into());

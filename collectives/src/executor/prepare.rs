@@ -1,4 +1,4 @@
-//! Plans found ready, and operations taken in.
+//! Preparation of plans, and submission of operations.
 
 use std::sync::Arc;
 
@@ -14,33 +14,34 @@ use crate::plan::{Collective, Place, Program, Schedule, Shape};
 use crate::protocol::LineProtocol;
 use crate::types::{DataType, Rank};
 
-/// A plan's program for this rank, and what was found of it for the operations so far.
+/// A rank's program of a plan, and its compiled forms.
 pub(super) struct Prepared {
     shape: Shape,
     program: Program,
     in_place: bool,
-    /// Parts of input and output: none of what this rank does not have.
+    /// Blocks of input and output on this rank; 0 for what it does not have.
     inputs: u64,
     outputs: u64,
-    /// SlotTransport the variant that messages are cut, whether input and output are one, and whether parts have lengths of their own.
+    /// Compiled programs, by how messages are cut, in place or not, and with parts of different
+    /// lengths or not.
     programs: Vec<((Coalescing, bool, bool), Arc<CompiledProgram>)>,
-    /// What was found ready last, and what it is for.
+    /// The last compiled operation and its key.
     ready: Option<(ProgramKey, Arc<CompiledOperation>)>,
 }
 
-/// What operations are key in that have one [`CompiledOperation`].
+/// Operations with equal keys share one [`CompiledOperation`].
 #[derive(PartialEq, Eq)]
 struct ProgramKey {
     extent: Extent,
     data: DataType,
     lines: Option<LineProtocol>,
-    /// How it goes if it is fast_path.
+    /// The fast path's transport, if the operation is short.
     transport: Option<SlotTransport>,
     channels: u32,
     in_place: bool,
 }
 
-/// Bytes from the first to behind the last.
+/// Address range.
 type Bytes = core::ops::Range<usize>;
 
 fn overlap(a: &Bytes, b: &Bytes) -> bool {
@@ -55,7 +56,7 @@ impl Prepared {
         }
     }
 
-    /// What operations like this one need, which are of this function's type.
+    /// The compiled operation of this key and function.
     #[inline]
     fn compile(
         &mut self,
@@ -87,7 +88,7 @@ impl Prepared {
         let program = self.program(rank, (layout.joins(), key.in_place, key.extent.parts.is_some()))?;
         let parts = key.extent.parts.as_ref();
         let mut ready = CompiledOperation {
-            // FastPath ones say no lengths.
+            // The fast path has no lengths exchange.
             fast_path: key
                 .transport
                 .filter(|_| parts.is_none())
@@ -151,7 +152,7 @@ impl Prepared {
         }
     }
 
-    /// Where the data lies that is so many elements; nothing is wrong with it as far as can be seen.
+    /// The address range of data of so many elements, after validation.
     fn bytes(&self, data: &Data, elements: Option<u64>, function: &Function) -> Result<Bytes, EngineError> {
         let bytes = elements
             .and_then(|elements| usize::try_from(elements).ok()?.checked_mul(function.data().bytes()))
@@ -178,10 +179,11 @@ impl Prepared {
 }
 
 impl Engine {
-    /// Makes this rank's part of a schedule ready to be run, any number of times, with any count.
+    /// Prepares this rank's part of a schedule, to be run any number of times with any count.
     ///
     /// # Errors
-    /// When the schedule is for another number of ranks, or has more strands than the engine has connections for.
+    /// When the schedule is for another number of ranks, or has more strands than the engine has
+    /// connections for.
     pub fn prepare(&mut self, schedule: &dyn Schedule) -> Result<PlanId, EngineError> {
         let shape = schedule.shape().clone();
         let (collective, given) = (shape.collective, shape.ranks());
@@ -211,14 +213,16 @@ impl Engine {
         Ok(PlanId(self.plans.len() - 1))
     }
 
-    /// Takes an operation in, to be driven transport [`progress`](Self::progress). Operations are run in the order in which they are submitted, which is the same on all ranks.
+    /// Submits an operation, to be driven by [`progress`](Self::progress). Operations run in
+    /// submission order, which is the same on all ranks.
     ///
     /// # Errors
-    /// When the engine has failed, or the operation makes no sense; then it was not taken in.
+    /// When the engine has failed, or the operation is invalid; then it was not submitted.
     ///
     /// # Safety
-    /// Input and output are as long as the plan and the count say, at their addresses, until the operation's result is taken or the engine is dropped. Until then nobody else writes either, nor reads the output; other
-    /// operations under variant have other output.
+    /// Input and output are valid for the lengths that the plan and the count imply, until the
+    /// operation's result is taken or the engine is dropped. Until then no other code writes
+    /// either, or reads the output; other operations in flight have other outputs.
     pub unsafe fn submit(&mut self, mut op: Operation) -> Result<Ticket, EngineError> {
         if let Some(broken) = &self.failed {
             return Err(broken.why.clone().into());
@@ -313,7 +317,7 @@ impl Engine {
         Ok(Ticket(self.first + self.operations.len() as u64 - 1))
     }
 
-    /// Puts a copy in the place of the input, scaled if it is to be.
+    /// Replaces the input by a copy, scaled if required.
     fn copy_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
         if bytes == 0 {
             return Ok(());
@@ -334,7 +338,8 @@ impl Engine {
             }
         };
         let (from, into) = (op.input.start(), segment.start());
-        // SAFETY: the input is as long transport `submit`'s contract; the segment is, and nobody's else.
+        // SAFETY: the input is as long by `submit`'s contract; the segment is long enough, and
+        // owned by this operation alone.
         unsafe {
             match op.scale {
                 Some(scalar) => {
@@ -354,7 +359,7 @@ impl Engine {
     }
 }
 
-/// Whether input and output, which overlap, lie as they do in place.
+/// Whether input and output, which overlap, are laid out as for in-place operation.
 fn is_in_place(shape: &Shape, rank: Rank, op: &Operation, inputs: &Bytes, outputs: &Bytes) -> bool {
     let Some(shared) = shape.shared(rank) else { return false };
     let parts = (i64::from(shared.output) - i64::from(shared.input)) / i64::from(shape.blocks.max(1));

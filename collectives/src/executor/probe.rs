@@ -1,27 +1,30 @@
-//! Whom this rank can reach: for those who look for the culprit of a link that has failed.
+//! Link test: which ranks this one can reach, for failure detection.
 //!
-//! A link shows that it has failed where something is sent on it, and of a rank that is cut off from all it may be one link alone that does. So each rank then writes a word to every other, by the connection for messages between the
-//! two, and sees who confirms it. An engine that has failed with a connection keeps those for it, if no message is under way on them.
+//! A failed link shows only where something is sent on it, and a rank that is cut off from all may
+//! show on one link alone. So each rank writes a word to every other, on the connection for
+//! point-to-point messages, and records which writes are acknowledged. An engine whose connection
+//! has failed keeps these connections if no message is in flight on them.
 
 use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::types::Rank;
 
-/// A trial of all links.
+/// A test of all links.
 pub(super) struct LinkProbe {
     began: Instant,
-    /// SlotTransport rank, the requests that have to be confirmed.
+    /// By rank, the number of requests whose completion confirms it.
     posted: Vec<(Rank, u64)>,
 }
 
 impl Engine {
-    /// Whether it has connections to try.
+    /// Whether it has connections to test.
     pub(crate) fn has_links(&self) -> bool {
         self.links.last().is_some_and(|links| !links.is_empty())
     }
 
-    /// Tries the links to all ranks, and gives those who have confirmed: when all have, or so long after this was called first. `None` before that.
+    /// Tests the links to all ranks. Returns those that have acknowledged, once all have, or
+    /// `timeout` after the first call; `None` before.
     pub(crate) fn probe_links(&mut self, timeout: Duration) -> Option<Vec<Rank>> {
         if self.failed.is_some() {
             self.take_confirmations();
@@ -44,11 +47,11 @@ impl Engine {
         (all || probe.began.elapsed() >= timeout).then_some(reached)
     }
 
-    /// Takes completions of an engine that has failed, of which those that went wrong are no news.
+    /// Polls completions of an engine that has failed; failed ones are ignored.
     fn take_confirmations(&mut self) {
         for rail in &mut self.rails {
             let links = &mut self.links;
-            // A device that gives none says that nobody is reached.
+            // Without completions no rank counts as reached.
             let Ok(done) = rail.cq.poll() else { continue };
             done.for_each(|done| {
                 let (connection, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
@@ -60,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Has no queue p2p any more, if it has failed: nobody looks for the culprit.
+    /// Destroys all queue pairs of a failed engine: the failure has been diagnosed.
     pub(crate) fn release_queue_pairs(&mut self) {
         if self.failed.is_some() {
             self.links.clear();

@@ -1,39 +1,43 @@
-//! A rank's program, made ready to run: checked, its messages cut into pieces, and for each step what it has to wait for before it writes.
+//! A rank's compiled program: checked steps, their messages cut into pieces, and the dependencies
+//! of each step.
 //!
-//! A send is under way while later steps run, and memory for a receive is granted to the sender before the step that receives. So two things are worked out here, once for each plan: after which step of the strand the target
-//! of a receive is free, and which sends must be out of the way before a step writes. Scratch memory is used by one slice after another, so both may look slices_back into the slice before; input and output are other elements in
-//! each slice.
+//! Sends are in flight while later steps run, and memory for a receive is granted to the sender
+//! before the step that receives. So compilation computes, once per plan: after which step the
+//! target of a receive is free, and which sends must have completed before a step writes. Scratch
+//! memory is reused by consecutive slices, so both may refer to the previous slice; input and
+//! output are other elements in each slice.
 
 use crate::executor::error::EngineError;
 use crate::executor::layout::{Coalescing, Contents, pieces};
 use crate::plan::{Form, Place, Program, Shape, Span, Step};
 use crate::types::Rank;
 
-/// A step of the slice at hand, or of the one before.
+/// A step of the current slice, or of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepRef {
-    /// 0: of this slice; 1: of the one before.
+    /// 0: the current slice; 1: the previous one.
     pub(super) slices_back: u32,
     pub(super) step: u32,
 }
 
-/// A step, and what it waits for.
+/// A step and its dependencies.
 #[derive(Debug)]
 pub(super) struct Instruction {
     pub(super) step: Step,
-    /// The pieces of its message, or of what it works on: each begins so many blocks from the beginning of the span, and is so many blocks long.
+    /// The pieces of its message, or of the data that it works on: first block relative to the
+    /// span, and number of blocks.
     pub(super) pieces: Box<[(u32, u32)]>,
-    /// Sends that read what it writes.
+    /// Sends that read the memory that it writes.
     pub(super) sends: Box<[StepRef]>,
-    /// The step after which what it writes is free; none if it is at once.
+    /// The step after which its target is free; `None` if it is free at once.
     pub(super) free_after: Option<StepRef>,
 }
 
-/// One strand of a rank.
+/// The program of one strand.
 #[derive(Debug, Default)]
 pub(super) struct StrandProgram {
     pub(super) instructions: Box<[Instruction]>,
-    /// The steps that receive by grants: all receives.
+    /// The receiving steps.
     pub(super) receives: Box<[u32]>,
 }
 
@@ -43,7 +47,7 @@ pub(super) struct CompiledProgram {
     pub(super) strands: Box<[StrandProgram]>,
 }
 
-/// The memory that a step accesses: what it reads, and what it writes.
+/// The spans that a step reads, and the span that it writes.
 fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
     match step {
         Step::Send { span, .. } => (vec![*span], None),
@@ -54,9 +58,9 @@ fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
     }
 }
 
-/// Spans in memory, where input and output may be one: an overlap of both is an overlap.
+/// Overlap of spans in memory, where input and output may share memory.
 struct OverlapCheck {
-    /// SlotTransport how many blocks an input block's place in the output is greater, if they are one memory.
+    /// Offset of an input block in the output, in blocks, if they share memory.
     shift: Option<i64>,
 }
 
@@ -68,7 +72,7 @@ impl OverlapCheck {
         a_place == b_place && a.0 < b.1 && b.0 < a.1
     }
 
-    /// The place and the blocks of a span, an input's as those of the output if they are one.
+    /// The memory and blocks of a span; an input that shares memory is mapped to the output.
     fn resolve(&self, span: Span) -> Option<(Place, (i64, i64))> {
         if span.blocks == 0 {
             return None;
@@ -83,7 +87,8 @@ impl OverlapCheck {
 }
 
 impl CompiledProgram {
-    /// The program of `rank`, with its input where its output is or not, and with parts of one length or of lengths of their own.
+    /// Compiles the program of `rank`, in place or not, and with equal parts or parts of different
+    /// lengths.
     pub(super) fn new(
         shape: &Shape,
         rank: Rank,
@@ -129,7 +134,8 @@ impl CompiledProgram {
     }
 }
 
-/// Checks a step on its own, and gives the data blocks of its message, or of what it works on.
+/// Checks a step on its own, and returns the data blocks of its message, or of the data that it
+/// works on.
 fn check<'c>(
     shape: &Shape,
     rank: Rank,
@@ -175,7 +181,7 @@ fn check<'c>(
     Ok(data)
 }
 
-/// The steps before `at`, the last one first, slices_back to itself in the slice before.
+/// The steps before `at`, the last one first, back to itself in the previous slice.
 fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
     let this = (0..at).rev().map(|step| StepRef {
         slices_back: 0,
@@ -187,18 +193,18 @@ fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
     }))
 }
 
-/// Whether the same blocks are other elements in the slice before.
+/// Whether the same blocks are other elements in the previous slice.
 fn changes_per_slice(span: Span) -> bool {
     matches!(span.place, Place::Input | Place::Output)
 }
 
-/// The sends that read what step `at` writes, after the last step that wrote it.
+/// The sends that read the target of step `at`, after the last step that wrote it.
 fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[StepRef]> {
     let Some(into) = accesses(&steps[at]).1 else {
         return Box::default();
     };
     if matches!(&steps[at], Step::Copy { from, into } if overlap.resolve(*from) == overlap.resolve(*into)) {
-        // Onto itself, in place: nothing is written.
+        // A copy onto itself, in place: nothing is written.
         return Box::default();
     }
     let mut sends = Vec::new();
@@ -214,7 +220,7 @@ fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[
     sends.into()
 }
 
-/// The last step before `at` that accesses what it writes.
+/// The last step before `at` that accesses its target.
 fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<StepRef> {
     let into = accesses(&steps[at]).1?;
     preceding_steps(steps.len(), at).find(|edge| {
@@ -226,7 +232,7 @@ fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<Step
     })
 }
 
-/// The form of what a message is made of, and the span that it is of on this side.
+/// The peer of a message, its representation, and its span on this side.
 pub(super) fn message(step: &Step) -> Option<(Rank, Form, Span)> {
     match step {
         Step::Send { to, span } => Some((*to, span.place.form(), *span)),

@@ -1,30 +1,31 @@
-//! Again: a short operation like the one before, with nothing else under way, is driven at once and never taken in.
-//!
-//! What an operation costs beside its messages is what is worked out about it, kept of it and given slices_back afterwards. Of one that is like the last all that is known but where its data lies.
+//! The program cache: a short operation that repeats an earlier one, with nothing else in flight,
+//! runs at once from its compiled form, without being submitted (a cache hit). Only the addresses
+//! of its data differ.
 
 use super::operation::{ActiveOperation, Data, Ticket};
 use super::strand::DriveResult;
 use super::{Engine, Failed};
 use crate::kernel::Op;
 
-/// Turns without news until an operation is taken in as any other: a few microseconds, after which nobody minds.
+/// Idle steps until a cached operation is queued as any other: a few microseconds.
 const MAX_IDLE_TURNS: u32 = 200;
-/// Turns without news from one look for completions to the next: what is stored into the mailbox is seen without one, and what a device brings is not seen much later.
+/// Idle steps between two polls of the completion queue: stores into the mailbox are seen without
+/// one.
 const CQ_POLL_INTERVAL: u32 = 2;
 
-/// An operation that an engine has cached: which of those that it has.
+/// A cached operation of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CachedProgram(u64);
 
-/// Operations that are cached at a time.
+/// Capacity of the cache.
 pub(crate) const CACHED_PROGRAMS: usize = 8;
 
-/// What is cached.
+/// The cached operations, a ring.
 #[derive(Default)]
 pub(super) struct ProgramCache {
-    /// How many there were.
+    /// Operations cached so far.
     count: u64,
-    /// The last of them by turns, without their data.
+    /// The last ones, round-robin, without their data.
     entries: [Option<ActiveOperation>; CACHED_PROGRAMS],
 }
 
@@ -35,7 +36,9 @@ impl ProgramCache {
 }
 
 impl Engine {
-    /// Remembers an operation that has just been submitted, for others like it, and forgets the [eighth](CACHED_PROGRAMS) before. `None` if it is none that can be [repeated](Self::again): it is long, its input is input_copied before, or its operator is the user's.
+    /// Caches an operation that has just been submitted, and evicts the oldest of
+    /// [`CACHED_PROGRAMS`]. `None` if it cannot be [repeated](Self::run_cached): it is long, its
+    /// input is copied first, or its operator is user-defined.
     pub(crate) fn cache_program(&mut self, ticket: Ticket) -> Option<CachedProgram> {
         let index = ticket
             .0
@@ -55,7 +58,7 @@ impl Engine {
         Some(CachedProgram(self.program_cache.count))
     }
 
-    /// Whether nothing is under way, and this is still cached, so that it can be done at once.
+    /// Whether it is still cached and nothing is in flight, so that it can run at once.
     #[inline]
     pub(crate) fn can_run_cached(&self, cached: CachedProgram) -> bool {
         self.program_cache.count - cached.0 < CACHED_PROGRAMS as u64
@@ -70,11 +73,14 @@ impl Engine {
         self.first + self.operations.len() as u64
     }
 
-    /// Does an operation that is like one [cached](Self::remember): all but where its data lies, and that in the same way: both of input and output there or not, one as far behind the other. The engine
-    /// [is ready for it](Self::can_run_cached). If it is not done in a few microseconds, or somebody wants `attention`, or has failed, it is as one that was submitted, by the ticket given; else it is done, as if it had been taken.
+    /// Runs an operation that equals a [cached](Self::cache_program) one except for the addresses
+    /// of its data, whose relative position is the same. Requires
+    /// [`can_run_cached`](Self::can_run_cached). If it is not done in a few microseconds, or
+    /// `attention` is raised, or it fails, it is queued as a submitted operation with the returned
+    /// ticket; otherwise it is done, as if taken.
     ///
     /// # Safety
-    /// As of [`submit`](Self::submit), of input and output at these addresses.
+    /// As of [`submit`](Self::submit), for input and output at these addresses.
     pub(crate) unsafe fn run_cached(
         &mut self,
         cached: CachedProgram,

@@ -1,11 +1,16 @@
-//! How the survivors of a group agree on who they are, without clock or sockets.
+//! Agreement of the survivors of a group on its members (shrink), sans-IO.
 //!
-//! Each who wants to go on *joins*, and says whom it excludes: who has died, member_left, been found stopped. Exclusions add up: whoever learns of one passes it on. The *coordinator* is the lowest rank that is not excluded. When all who are not
-//! excluded have joined, it *proposes* them as the new group; each acknowledges, and is ready for the group's messages from then on; when all have, it *commits*. A member that dies meanwhile is excluded, and the round begins anew; one that
-//! does not reply in time is excluded too. When the coordinator goes, the next one takes over: a member that has committed already tells it so, and the decision stays what it was, even where the one who made it is dead: the new
-//! group is then born with a death in it, and all its members know.
+//! Each member that wants to continue *joins* and lists the members that it excludes: dead, left,
+//! or found stopped. Exclusions accumulate and are forwarded. The *coordinator* is the lowest rank
+//! that is not excluded. When all others have joined, it *proposes* them as the new group; each
+//! acknowledges, and accepts the group's frames from then on; when all have acknowledged, it
+//! *commits*. A member that dies meanwhile is excluded and a new round begins; one that does not
+//! reply in time is excluded too. When the coordinator fails, the next rank takes over. A member
+//! that has committed already replies with that commit, so the decision stands even if its
+//! coordinator is dead: the new group then begins with a dead member, which all its members know.
 //!
-//! A member acknowledges no proposal of somebody it excludes, and believes no commit of theirs. So no two groups can both be committed by those who are in both.
+//! A member acknowledges no proposal of a member that it excludes, and accepts no commit from it.
+//! So no two groups can both be committed by their common members.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,48 +18,48 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::{GroupId, Reader};
 use crate::types::Rank;
 
-/// A group that somebody proposes. Ranks are those of the group before.
+/// A proposed group. Ranks are those of the old group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Proposal {
     /// Counts the proposals of one coordinator.
     pub(crate) epoch: u32,
     /// The new group.
     pub(crate) group: GroupId,
-    /// Who is in it, in order; the first proposes it.
+    /// Its members in order; the first is the coordinator.
     pub(crate) members: Vec<Rank>,
 }
 
-/// What is said.
+/// A message of the agreement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ShrinkMessage {
-    /// I want to go on, without these.
+    /// The sender wants to continue without these members.
     Join { excluded: Vec<Rank> },
-    /// Shall it be so?
+    /// The coordinator's proposal.
     Propose(Proposal),
-    /// Yes, I am ready.
+    /// Acknowledges the proposal.
     Ready { epoch: u32 },
-    /// It is so.
+    /// The coordinator's commit.
     Commit(Proposal),
 }
 
-/// A message, and to whom.
+/// A message and its destination.
 pub(crate) type AddressedMessage = (Rank, ShrinkMessage);
 
-/// How it ended, for one member.
+/// The result, for one member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// This is the group.
+    /// The committed group.
     Agreed(Proposal),
-    /// The others go on without this one.
+    /// The others continue without this member.
     Excluded,
-    /// Time is up.
+    /// The deadline has passed.
     TimedOut,
 }
 
 /// Why there is no group of survivors for this member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShrinkError {
-    /// The others go on without it.
+    /// The others continue without it.
     #[error(
         "the others go on without rank {rank}: they found it dead, stopped or cut off, or it did not shrink in time"
     )]
@@ -69,7 +74,7 @@ pub enum ShrinkError {
     Late {
         /// This rank.
         rank: Rank,
-        /// How long it had.
+        /// The timeout.
         within: Duration,
     },
 }
@@ -79,17 +84,18 @@ pub enum ShrinkError {
 pub(crate) struct Agreement {
     me: Rank,
     ranks: u32,
-    /// Until when, and how long all has.
+    /// The deadline, and the timeout it was derived from.
     deadline: Option<(Instant, Duration)>,
-    /// When the round is over for those who have not answered.
+    /// The end of the round for members that have not replied.
     round_deadline: Option<Instant>,
     joined: BTreeSet<Rank>,
     excluded: BTreeSet<Rank>,
-    /// How many proposals this member has made.
+    /// Proposals that this member has made.
     epoch: u32,
-    /// The last proposal that this member was ready for: whose, and which. Coordinators follow one another by rank, as exclusions are not taken back.
+    /// The last acknowledged proposal: coordinator and epoch. Coordinators only increase, as
+    /// exclusions are never revoked.
     last_acked: Option<(Rank, u32)>,
-    /// What this member has proposed, or is ready for.
+    /// The proposal that this member has made or acknowledged.
     proposal: Option<Proposal>,
     ready: BTreeSet<Rank>,
     outcome: Option<Outcome>,
@@ -112,17 +118,17 @@ impl Agreement {
         }
     }
 
-    /// How it ended.
+    /// The result.
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
 
-    /// The group that this member has to be ready for.
+    /// The group whose frames this member has to accept.
     pub(crate) fn proposal(&self) -> Option<&Proposal> {
         self.proposal.as_ref()
     }
 
-    /// This member wants to go on, without `excluded`. `next` numbers groups that this member makes.
+    /// Joins, without `excluded`. `next` numbers groups that this member creates.
     pub(crate) fn join(
         &mut self,
         excluded: impl IntoIterator<Item = Rank>,
@@ -151,7 +157,7 @@ impl Agreement {
         self.advance(now, next, out);
     }
 
-    /// A member has member_left the group before. One that has joined leaves it for the new one.
+    /// A member has left the old group. One that has joined leaves it for the new one.
     pub(crate) fn member_left(
         &mut self,
         rank: Rank,
@@ -164,7 +170,7 @@ impl Agreement {
         }
     }
 
-    /// A member has said something.
+    /// Processes a message.
     pub(crate) fn receive(
         &mut self,
         from: Rank,
@@ -174,7 +180,7 @@ impl Agreement {
         out: &mut Vec<AddressedMessage>,
     ) {
         if let Some(Outcome::Agreed(committed)) = &self.outcome {
-            // Who still asks has not last_acked of it.
+            // The sender has missed the commit.
             if matches!(message, ShrinkMessage::Join { .. } | ShrinkMessage::Propose(_)) {
                 out.push((from, ShrinkMessage::Commit(committed.clone())));
             }
@@ -206,7 +212,7 @@ impl Agreement {
         Some(self.round_deadline.map_or(end, |deadline| deadline.min(end)))
     }
 
-    /// Does what is due.
+    /// Runs expired timers.
     pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
         let Some((end, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
@@ -231,7 +237,7 @@ impl Agreement {
         }
     }
 
-    /// How long a round takes: a coordinator gives up members sooner than they give up it.
+    /// The length of a round: a coordinator excludes silent members sooner than they exclude it.
     fn round_length(&self, timeout: Duration) -> Duration {
         if self.coordinator() == Some(self.me) {
             timeout / 16
@@ -240,7 +246,7 @@ impl Agreement {
         }
     }
 
-    /// All who may be in the group.
+    /// All members that are not excluded.
     fn candidates(&self) -> impl Iterator<Item = Rank> + '_ {
         (0..self.ranks).map(Rank).filter(|rank| !self.excluded.contains(rank))
     }
@@ -253,20 +259,20 @@ impl Agreement {
         self.candidates().all(|rank| self.joined.contains(&rank))
     }
 
-    /// Whether the proposal at hand is this member's own.
+    /// Whether the current proposal is this member's own.
     fn owns_proposal(&self) -> bool {
         self.proposal
             .as_ref()
             .is_some_and(|proposal| proposal.members.first() == Some(&self.me))
     }
 
-    /// Members are ranks of this group, in order and without one twice.
+    /// Members are ranks of this group, in order and distinct.
     fn valid(&self, proposal: &Proposal) -> bool {
         let members = &proposal.members;
         members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
     }
 
-    /// Takes exclusions, and passes on what is is_newer.
+    /// Adds exclusions and forwards new ones.
     fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<AddressedMessage>) {
         let before = self.excluded.len();
         self.excluded
@@ -280,7 +286,7 @@ impl Agreement {
         let join = ShrinkMessage::Join {
             excluded: self.excluded.iter().copied().collect(),
         };
-        // Those who are excluded are told, too: they may be alive.
+        // Excluded members are informed too: they may be alive.
         let others = (0..self.ranks).map(Rank).filter(|rank| *rank != self.me);
         out.extend(others.map(|rank| (rank, join.clone())));
     }
@@ -298,7 +304,7 @@ impl Agreement {
             .filter(|rank| !proposal.members.contains(rank));
         self.exclude(absent.collect::<Vec<_>>(), out);
         if proposal.members.iter().any(|rank| self.excluded.contains(rank)) {
-            // What it has not last_acked makes it propose again.
+            // The coordinator learns of the exclusions and proposes again.
             let excluded = self.excluded.iter().copied().collect();
             out.push((from, ShrinkMessage::Join { excluded }));
             return;
@@ -310,10 +316,11 @@ impl Agreement {
         out.push((from, ShrinkMessage::Ready { epoch }));
     }
 
-    /// Takes what somebody has committed.
+    /// Adopts a commit.
     fn handle_commit(&mut self, proposal: Proposal, out: &mut Vec<AddressedMessage>) {
         if self.owns_proposal() {
-            // This member took over from the one who committed this, and others wait for what it says.
+            // This member took over from the coordinator that decided this, and others wait for its
+            // commit.
             self.send_commit(&proposal, out);
         }
         self.outcome = Some(if proposal.members.contains(&self.me) {
@@ -324,13 +331,13 @@ impl Agreement {
         });
     }
 
-    /// Tells all who are in it.
+    /// Sends the commit to all members of the proposal.
     fn send_commit(&self, proposal: &Proposal, out: &mut Vec<AddressedMessage>) {
         let others = proposal.members.iter().filter(|rank| **rank != self.me);
         out.extend(others.map(|rank| (*rank, ShrinkMessage::Commit(proposal.clone()))));
     }
 
-    /// Goes as far as one can with what is known.
+    /// Advances as far as the known state allows.
     fn advance(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
         let Some((_, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
@@ -355,7 +362,7 @@ impl Agreement {
             out.extend(others.map(|rank| (*rank, ShrinkMessage::Propose(proposal.clone()))));
             self.proposal = Some(proposal);
         } else if self.proposal.is_none() && self.all_joined() {
-            // From now on it is the coordinator's round_length.
+            // Wait for the coordinator's proposal.
             let round_length = now + self.round_length(timeout);
             self.round_deadline = self.round_deadline.map(|deadline| deadline.max(round_length));
         }
@@ -404,7 +411,7 @@ impl ShrinkMessage {
         }
     }
 
-    /// From the whole of a message.
+    /// Parses a whole message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let message = match from.u8()? {
@@ -421,7 +428,7 @@ impl ShrinkMessage {
     }
 }
 
-/// As many ranks as it says, if they are there.
+/// A list of ranks, if it is complete.
 fn ranks(from: &mut Reader) -> Option<Vec<Rank>> {
     let bytes = from.u32()?.checked_mul(4)?;
     let bytes = from.bytes(usize::try_from(bytes).ok()?)?;

@@ -1,8 +1,12 @@
-//! How the members of a group come to one verdict, without clock or sockets.
+//! The failure detector of a group member, sans-IO: queries, findings, and agreement on one
+//! verdict.
 //!
-//! An engine that is stuck has its rank *query* all members what they are doing; those who do not reply in time are silent, and [`diagnose`] makes a *finding* of it. A finding is an opinion. A *verdict* ends the group: it comes of a death, of
-//! a member that gives up, or of another member's verdict. Whoever learns of one tells all, and whoever learns of a stronger one tells that: so all end with the weightiest that anybody knew. A verdict is *agreed* when all who can have
-//! last_verdict it, or [`AGREEMENT_TIMEOUT`] after the first was known; then it stays.
+//! A rank whose engine is stalled sends a *query* to all members; those that do not reply in time
+//! are unresponsive, and [`diagnose`] derives a *finding*. A finding is tentative. A *verdict*
+//! fails the group: it results from a death, from a member that gives up, or from another member's
+//! verdict. Every member broadcasts the first verdict that it learns and each stronger one, so all
+//! end with the strongest that any member knew. A verdict is *agreed*, and final, when all members
+//! that can send one have sent the same, or [`AGREEMENT_TIMEOUT`] after the first was known.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,24 +17,26 @@ use super::monitor::{ProgressMonitor, Report};
 use super::verdict::{Cause, Verdict};
 use crate::types::Rank;
 
-/// How long members may take to agree on a verdict. It is a matter of a round trip, where all who should reply do.
+/// Maximum time for members to agree on a verdict; one round trip where all members respond.
 pub const AGREEMENT_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long an engine has to report, when it is pending_queries, at most. One that is driven does at once, or when its thread gets a processor; one that does not is last_verdict to be idle.
+/// Maximum time for an engine to report. An engine that is driven reports at once, or when its
+/// thread is scheduled; otherwise it counts as idle.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long test_links are tried, at most: a link that works takes a round trip, and its other end may have to wait for a processor.
+/// Maximum duration of a link test: a working link takes a round trip, and its peer may wait for a
+/// processor.
 const LINK_TEST_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A message, and to whom: none is to all others.
+/// A message and its destination; `None` is all other members.
 pub(crate) type Outgoing = (Option<Rank>, Message);
 
-/// As it will be when it has travelled, so that all know it alike.
+/// Normalises the text as the wire does, so that all members hold the same.
 fn one_line(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(MAX_REASON)];
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// What is known of a member.
+/// State of a member.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 enum MemberState {
     #[default]
@@ -42,22 +48,22 @@ enum MemberState {
 #[derive(Clone, Debug, Default)]
 struct MemberRecord {
     state: MemberState,
-    /// The verdict it has last_verdict last.
+    /// The last verdict that it sent.
     last_verdict: Option<Verdict>,
 }
 
-/// This rank's queries_sent to all.
+/// This rank's investigation.
 #[derive(Debug)]
 struct Investigation {
     number: u32,
-    /// When who has not all_answered is silent.
+    /// A member that has not replied by then is unresponsive.
     deadline: Instant,
-    /// When this rank's local_deadline engine has had its time, if it has not reported.
+    /// The deadline of this rank's own engine to report.
     local_deadline: Instant,
     replies: Vec<Option<Report>>,
 }
 
-/// A group's failure, as one member knows it.
+/// The failure detector of a group, on one member.
 #[derive(Debug)]
 pub(crate) struct FailureDetector {
     me: Rank,
@@ -65,11 +71,11 @@ pub(crate) struct FailureDetector {
     monitor: Arc<ProgressMonitor>,
     investigation: Option<Investigation>,
     queries_sent: u32,
-    /// Whom this rank owes an reply, to which question, and when.
+    /// Queries to reply to: the querying rank, its query number, and the deadline.
     pending_queries: Vec<(Rank, u32, Instant)>,
     finding: Option<Verdict>,
     verdict: Option<Verdict>,
-    /// Until when the verdict may change.
+    /// The verdict may change until then.
     agreement_deadline: Option<Instant>,
     agreed: bool,
 }
@@ -94,7 +100,7 @@ impl FailureDetector {
         &self.monitor
     }
 
-    /// The verdict, when it is agreed.
+    /// The verdict, once agreed.
     pub(crate) fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref().filter(|_| self.agreed)
     }
@@ -109,17 +115,18 @@ impl FailureDetector {
         self.members[rank.index()].state == MemberState::Left
     }
 
-    /// Whether an investigation is under way.
+    /// Whether an investigation is in progress.
     pub(crate) fn is_investigating(&self) -> bool {
         self.investigation.is_some()
     }
 
-    /// What the last investigation found.
+    /// The finding of the last investigation.
     pub(crate) fn finding(&self) -> Option<&Verdict> {
         self.finding.as_ref()
     }
 
-    /// Members that cannot be in a group made of what is left: the dead, and whom the verdict excludes.
+    /// Members that cannot be in a group of survivors: the dead, and the one that the verdict
+    /// excludes.
     pub(crate) fn excluded(&self) -> Vec<Rank> {
         let dead = |(rank, record): (usize, &MemberRecord)| match record.state {
             MemberState::Dead(_) => Some(Rank(rank as u32)),
@@ -152,7 +159,8 @@ impl FailureDetector {
         self.tick(now, out);
     }
 
-    /// Asks all what they are doing, and which of their test_links work if that is the question, and makes a finding of what they have last_verdict within `window`.
+    /// Queries all members, with a link test if `test_links`, and derives a finding from the
+    /// replies within `window`.
     pub(crate) fn investigate(&mut self, window: Duration, test_links: bool, now: Instant, out: &mut Vec<Outgoing>) {
         if self.investigation.is_some() || self.failed() {
             return;
@@ -176,7 +184,8 @@ impl FailureDetector {
         out.push((None, query));
     }
 
-    /// Ends the group: with what the last investigation found, or with `reason`. If it has ended already, it was for another reason.
+    /// Fails the group with the finding of the last investigation, or else with `reason`. No effect
+    /// if it has failed already.
     pub(crate) fn give_up(&mut self, reason: &str, now: Instant, out: &mut Vec<Outgoing>) {
         if self.failed() {
             return;
@@ -192,7 +201,8 @@ impl FailureDetector {
         self.tick(now, out);
     }
 
-    /// A member has last_verdict something. What makes no sense in a group of this size is ignored.
+    /// Processes a message from a member; messages that do not fit a group of this size are
+    /// ignored.
     pub(crate) fn receive(&mut self, from: Rank, message: Message, now: Instant, out: &mut Vec<Outgoing>) {
         match message {
             Message::Query {
@@ -202,7 +212,7 @@ impl FailureDetector {
             } => {
                 let known = self.monitor.snapshot();
                 if known.begun == known.finished && !self.monitor.messages_in_flight() {
-                    // It waits for nothing, whoever drives it.
+                    // It waits for nothing, whether it is driven or not.
                     let report = Report {
                         waits: Some(Vec::new()),
                         ..known
@@ -213,7 +223,7 @@ impl FailureDetector {
                 let report_timeout = Duration::from_millis(timeout_ms.into()).min(REPORT_TIMEOUT);
                 self.request_link_test(test_links, report_timeout);
                 self.request_report();
-                // One question of each is enough: a later one takes the place of an earlier.
+                // A later query of a member replaces an earlier one.
                 self.pending_queries.retain(|(who, ..)| *who != from);
                 self.pending_queries.push((from, number, now + report_timeout));
             }
@@ -252,7 +262,7 @@ impl FailureDetector {
         pending_queries.chain(investigation).chain(agreement_deadline).min()
     }
 
-    /// Does what is due.
+    /// Runs expired timers.
     pub(crate) fn tick(&mut self, now: Instant, out: &mut Vec<Outgoing>) {
         let monitor = &self.monitor;
         let reported = !monitor.report_requested();
@@ -289,7 +299,7 @@ impl FailureDetector {
         }
     }
 
-    /// Has the engine try its test_links before it reports, if that is wanted.
+    /// Has the engine test its links before it reports, if `wanted`.
     fn request_link_test(&self, wanted: bool, report_timeout: Duration) {
         if wanted {
             self.monitor
@@ -297,7 +307,7 @@ impl FailureDetector {
         }
     }
 
-    /// Has the engine report, if it has not been called and not all_answered yet.
+    /// Requests a report from the engine, unless a request is pending.
     fn request_report(&self) {
         let requested = self.investigation.is_some() || !self.pending_queries.is_empty();
         if !requested {
@@ -305,7 +315,7 @@ impl FailureDetector {
         }
     }
 
-    /// Whether everybody who can has all_answered.
+    /// Whether every present member has replied.
     fn all_answered(&self, investigation: &Investigation) -> bool {
         let replies = self.members.iter().zip(&investigation.replies).enumerate();
         let mut open = replies.filter(|(rank, (record, reply))| {
@@ -326,7 +336,7 @@ impl FailureDetector {
         diagnose(&statuses)
     }
 
-    /// Takes a verdict, and tells all if it is news.
+    /// Adopts a verdict if it is stronger than the known one, and broadcasts it.
     fn propose_verdict(&mut self, verdict: Verdict, now: Instant, out: &mut Vec<Outgoing>) {
         if self.agreed {
             return;

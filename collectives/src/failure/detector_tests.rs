@@ -1,29 +1,29 @@
-//! Trials of several members in virtual time, with messages that are carried by hand.
+//! Failure detectors of several members in virtual time; messages are delivered by hand.
 
 use super::*;
 use crate::failure::monitor::{Awaited, Wait};
 use crate::failure::verdict::Stuck;
 use crate::plan::Collective;
 
-struct Court {
+struct Simulation {
     now: Instant,
     members: Vec<FailureDetector>,
-    /// Who does not hear and says nothing.
-    deaf: Vec<bool>,
+    /// Members that neither receive nor send.
+    disconnected: Vec<bool>,
     mail: Vec<(usize, usize, Message)>,
     carried: usize,
 }
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-impl Court {
+impl Simulation {
     fn new(ranks: usize) -> Self {
         Self {
             now: Instant::now(),
             members: (0..ranks)
                 .map(|rank| FailureDetector::new(Rank(rank as u32), ranks, ProgressMonitor::default()))
                 .collect(),
-            deaf: vec![false; ranks],
+            disconnected: vec![false; ranks],
             mail: Vec::new(),
             carried: 0,
         }
@@ -39,8 +39,8 @@ impl Court {
         }
     }
 
-    /// Carries all that is last_verdict; engines that are driven report at once.
-    fn carry(&mut self, reports: impl Fn(usize) -> Option<Vec<Wait>>) {
+    /// Delivers all messages; engines that are driven report at once.
+    fn deliver(&mut self, reports: impl Fn(usize) -> Option<Vec<Wait>>) {
         loop {
             for (rank, member) in self
                 .members
@@ -48,11 +48,11 @@ impl Court {
                 .enumerate()
                 .filter(|(_, member)| member.monitor().report_requested())
             {
-                if let Some(waits) = reports(rank).filter(|_| !self.deaf[rank]) {
+                if let Some(waits) = reports(rank).filter(|_| !self.disconnected[rank]) {
                     member.monitor().report(waits);
                 }
             }
-            // The bell rings where an engine has reported.
+            // The eventfd is written when an engine has reported.
             self.pass(Duration::ZERO);
             if self.mail.is_empty() {
                 return;
@@ -60,7 +60,7 @@ impl Court {
             let (from, to, message) = self.mail.remove(0);
             self.carried += 1;
             assert!(self.carried < 10_000, "they never stop talking");
-            if !self.deaf[from] && !self.deaf[to] {
+            if !self.disconnected[from] && !self.disconnected[to] {
                 self.act(to, |detector, now, out| {
                     detector.receive(Rank(from as u32), message, now, out)
                 });
@@ -71,19 +71,19 @@ impl Court {
     fn pass(&mut self, time: Duration) {
         self.now += time;
         for rank in 0..self.members.len() {
-            if !self.deaf[rank] {
+            if !self.disconnected[rank] {
                 self.act(rank, |detector, now, out| detector.tick(now, out));
             }
         }
     }
 
-    /// All who hear have agreed on one verdict.
+    /// All members that receive have agreed on one verdict.
     fn verdict(&self) -> Verdict {
         let mut verdicts = self
             .members
             .iter()
-            .zip(&self.deaf)
-            .filter(|(_, deaf)| !**deaf)
+            .zip(&self.disconnected)
+            .filter(|(_, disconnected)| !**disconnected)
             .map(|(member, _)| {
                 assert!(member.monitor().failed());
                 member.verdict().expect("it is agreed").clone()
@@ -106,60 +106,60 @@ fn wait(peer: u32) -> Wait {
     }
 }
 
-fn nobody(_: usize) -> Option<Vec<Wait>> {
+fn no_waits(_: usize) -> Option<Vec<Wait>> {
     None
 }
 
 #[test]
-fn a_death_that_all_see_is_settled_without_a_time_out() {
-    let mut court = Court::new(4);
+fn a_death_that_all_notice_is_agreed_without_a_timeout() {
+    let mut simulation = Simulation::new(4);
     for rank in [0, 1, 3] {
-        court.act(rank, |detector, now, out| {
+        simulation.act(rank, |detector, now, out| {
             detector.died(Rank(2), "its connection closed", now, out)
         });
     }
-    court.deaf[2] = true;
-    court.carry(nobody);
-    assert_eq!(court.verdict().cause.culprit(), Rank(2));
+    simulation.disconnected[2] = true;
+    simulation.deliver(no_waits);
+    assert_eq!(simulation.verdict().cause.culprit(), Rank(2));
     assert_eq!(
-        court.members[0].excluded(),
+        simulation.members[0].excluded(),
         [Rank(2), Rank(2)],
         "as a dead one, and as the verdict's"
     );
 }
 
 #[test]
-fn two_deaths_that_are_seen_in_different_order_are_one_verdict() {
-    let mut court = Court::new(5);
-    court.deaf[1] = true;
-    court.deaf[3] = true;
+fn two_deaths_in_different_order_give_one_verdict() {
+    let mut simulation = Simulation::new(5);
+    simulation.disconnected[1] = true;
+    simulation.disconnected[3] = true;
     for (rank, order) in [(0, [1, 3]), (2, [3, 1]), (4, [3, 1])] {
         for dead in order {
             let how = format!("seen by {rank}");
-            court.act(rank, |detector, now, out| detector.died(Rank(dead), &how, now, out));
+            simulation.act(rank, |detector, now, out| detector.died(Rank(dead), &how, now, out));
         }
     }
-    court.carry(nobody);
+    simulation.deliver(no_waits);
     let expected = Cause::Died {
         rank: Rank(1),
         how: "seen by 0".into(),
     };
-    assert_eq!(court.verdict().cause, expected);
+    assert_eq!(simulation.verdict().cause, expected);
 }
 
 #[test]
-fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_up() {
-    let mut court = Court::new(3);
-    court
+fn an_unresponsive_member_is_named_by_all_once_a_member_gives_up() {
+    let mut simulation = Simulation::new(3);
+    simulation
         .members
         .iter()
         .for_each(|member| member.monitor().begin(1, Collective::Reduce));
-    court.deaf[2] = true;
-    court.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
+    simulation.disconnected[2] = true;
+    simulation.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| Some(vec![wait(if rank == 0 { 1 } else { 2 })]);
-    court.carry(reports);
-    assert_eq!(court.members[0].finding(), None, "it may still reply");
-    court.pass(WINDOW);
+    simulation.deliver(reports);
+    assert_eq!(simulation.members[0].finding(), None, "it may still reply");
+    simulation.pass(WINDOW);
     let stuck = Stuck {
         rank: Rank(1),
         kind: Some(Collective::Reduce),
@@ -169,27 +169,27 @@ fn a_member_that_does_not_answer_is_found_and_named_by_all_once_somebody_gives_u
         cause: Cause::Stopped { rank: Rank(2) },
         stuck: Some(stuck),
     };
-    assert_eq!(court.members[0].finding(), Some(&expected));
-    assert!(!court.members[0].failed(), "an opinion ends nothing");
-    court.act(0, |detector, now, out| detector.give_up("it took too long", now, out));
-    court.carry(reports);
-    assert_eq!(court.verdict(), expected);
+    assert_eq!(simulation.members[0].finding(), Some(&expected));
+    assert!(!simulation.members[0].failed(), "an opinion ends nothing");
+    simulation.act(0, |detector, now, out| detector.give_up("it took too long", now, out));
+    simulation.deliver(reports);
+    assert_eq!(simulation.verdict(), expected);
 }
 
 #[test]
-fn an_investigation_ends_as_soon_as_all_have_answered() {
-    let mut court = Court::new(3);
-    court.members[0].monitor().begin(1, Collective::Reduce);
-    court.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
-    court.carry(nobody);
-    let local_deadline = Some(court.now + WINDOW / 2);
+fn an_investigation_ends_once_all_have_replied() {
+    let mut simulation = Simulation::new(3);
+    simulation.members[0].monitor().begin(1, Collective::Reduce);
+    simulation.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
+    simulation.deliver(no_waits);
+    let local_deadline = Some(simulation.now + WINDOW / 2);
     assert_eq!(
-        court.members[0].due(),
+        simulation.members[0].due(),
         local_deadline,
         "only its local_deadline engine may say more"
     );
-    court.carry(|_| Some(vec![wait(2)]));
-    let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
+    simulation.deliver(|_| Some(vec![wait(2)]));
+    let found = simulation.members[0].finding().map(|verdict| verdict.cause.clone());
     assert_eq!(
         found,
         Some(Cause::Absent {
@@ -197,43 +197,43 @@ fn an_investigation_ends_as_soon_as_all_have_answered() {
             operation: 1
         })
     );
-    assert_eq!(court.members[0].due(), None);
-    assert!(court.members.iter().all(|member| !member.failed()));
+    assert_eq!(simulation.members[0].due(), None);
+    assert!(simulation.members.iter().all(|member| !member.failed()));
 }
 
 #[test]
-fn an_engine_that_nobody_drives_is_said_to_be_idle() {
-    let mut court = Court::new(2);
-    court
+fn an_engine_that_is_not_driven_is_idle() {
+    let mut simulation = Simulation::new(2);
+    simulation
         .members
         .iter()
         .for_each(|member| member.monitor().begin(1, Collective::Reduce));
-    court.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
+    simulation.act(0, |detector, now, out| detector.investigate(WINDOW, false, now, out));
     let reports = |rank: usize| (rank == 0).then(|| vec![wait(1)]);
-    court.carry(reports);
-    assert_eq!(court.members[0].finding(), None, "it has half the time to report");
-    court.pass(WINDOW / 2);
-    court.carry(reports);
-    let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
+    simulation.deliver(reports);
+    assert_eq!(simulation.members[0].finding(), None, "it has half the time to report");
+    simulation.pass(WINDOW / 2);
+    simulation.deliver(reports);
+    let found = simulation.members[0].finding().map(|verdict| verdict.cause.clone());
     assert_eq!(found, Some(Cause::Idle { rank: Rank(1) }));
 }
 
-/// Rank 1 is cut off, and rank 0 notices. Whether links are tried is the question's.
+/// Rank 1 is cut off, and rank 0 notices. Links are tested only if the query requests it.
 #[test]
-fn links_are_tried_where_one_has_failed_and_only_there() {
+fn links_are_tested_only_after_a_link_failure() {
     for links in [false, true] {
-        let mut court = Court::new(4);
-        for (rank, member) in court.members.iter().enumerate() {
+        let mut simulation = Simulation::new(4);
+        for (rank, member) in simulation.members.iter().enumerate() {
             member.monitor().begin(1, Collective::Reduce);
             assert_eq!(member.monitor().requested_link_test(), None);
             let reached = (0..4).filter(|to| *to != rank as u32 && rank != 1 && *to != 1);
-            // As engines that try at once have it, and only if it is wanted.
+            // As an engine that tests at once reports, if a test was requested.
             if links {
                 member.monitor().report_reachable(reached.map(Rank).collect());
             }
         }
-        court.act(0, |detector, now, out| detector.investigate(WINDOW, links, now, out));
-        court.carry(|rank| {
+        simulation.act(0, |detector, now, out| detector.investigate(WINDOW, links, now, out));
+        simulation.deliver(|rank| {
             let awaited = if rank == 0 {
                 Awaited::QueuePairFailed
             } else {
@@ -244,14 +244,14 @@ fn links_are_tried_where_one_has_failed_and_only_there() {
                 ..wait(if rank == 0 { 1 } else { 0 })
             }])
         });
-        for member in &court.members {
-            // Less than half of the time that there is to report.
+        for member in &simulation.members {
+            // Less than half of the report timeout.
             assert_eq!(
                 member.monitor().requested_link_test(),
                 links.then_some(LINK_TEST_TIMEOUT)
             );
         }
-        let found = court.members[0].finding().map(|verdict| verdict.cause.clone());
+        let found = simulation.members[0].finding().map(|verdict| verdict.cause.clone());
         let (rank, peer) = (Rank(0), Rank(1));
         let expected = match links {
             true => Cause::CutOff { rank: peer },
@@ -262,13 +262,13 @@ fn links_are_tried_where_one_has_failed_and_only_there() {
 }
 
 #[test]
-fn who_gives_up_without_a_finding_says_its_own_reason_on_one_line() {
-    let mut court = Court::new(2);
+fn giving_up_without_a_finding_reports_the_reason_on_one_line() {
+    let mut simulation = Simulation::new(2);
     let reason = format!("the disk\nis full {}", "!".repeat(5000));
-    court.act(1, |detector, now, out| detector.give_up(&reason, now, out));
-    court.carry(nobody);
-    let Cause::Aborted { rank, reason } = court.verdict().cause else {
-        panic!("{:?}", court.verdict());
+    simulation.act(1, |detector, now, out| detector.give_up(&reason, now, out));
+    simulation.deliver(no_waits);
+    let Cause::Aborted { rank, reason } = simulation.verdict().cause else {
+        panic!("{:?}", simulation.verdict());
     };
     assert_eq!(rank, Rank(1));
     assert!(
@@ -278,17 +278,17 @@ fn who_gives_up_without_a_finding_says_its_own_reason_on_one_line() {
 }
 
 #[test]
-fn a_member_that_says_nothing_delays_the_verdict_and_does_not_prevent_it() {
-    let mut court = Court::new(3);
-    court.deaf[1] = true;
-    court.act(0, |detector, now, out| detector.give_up("enough", now, out));
-    court.carry(nobody);
-    assert!(court.members[0].failed() && court.members[0].verdict().is_none());
-    assert_eq!(court.members[0].due(), Some(court.now + AGREEMENT_TIMEOUT));
-    court.pass(AGREEMENT_TIMEOUT);
-    assert_eq!(court.verdict().cause.culprit(), Rank(0));
-    // It wakes, is_investigating of it now, and changes nothing.
-    court.deaf[1] = false;
+fn a_silent_member_delays_the_verdict_but_does_not_prevent_it() {
+    let mut simulation = Simulation::new(3);
+    simulation.disconnected[1] = true;
+    simulation.act(0, |detector, now, out| detector.give_up("enough", now, out));
+    simulation.deliver(no_waits);
+    assert!(simulation.members[0].failed() && simulation.members[0].verdict().is_none());
+    assert_eq!(simulation.members[0].due(), Some(simulation.now + AGREEMENT_TIMEOUT));
+    simulation.pass(AGREEMENT_TIMEOUT);
+    assert_eq!(simulation.verdict().cause.culprit(), Rank(0));
+    // It wakes, learns of the verdict, and changes nothing.
+    simulation.disconnected[1] = false;
     let late = Verdict {
         cause: Cause::Died {
             rank: Rank(1),
@@ -296,15 +296,15 @@ fn a_member_that_says_nothing_delays_the_verdict_and_does_not_prevent_it() {
         },
         stuck: None,
     };
-    court.act(0, |detector, now, out| {
+    simulation.act(0, |detector, now, out| {
         detector.receive(Rank(1), Message::Verdict(late), now, out)
     });
-    assert_eq!(court.members[0].verdict().unwrap().cause.culprit(), Rank(0));
+    assert_eq!(simulation.members[0].verdict().unwrap().cause.culprit(), Rank(0));
 }
 
 #[test]
-fn nonsense_from_a_member_is_ignored() {
-    let mut court = Court::new(2);
+fn invalid_messages_are_ignored() {
+    let mut simulation = Simulation::new(2);
     let beyond = Verdict {
         cause: Cause::Left { rank: Rank(2) },
         stuck: None,
@@ -314,7 +314,7 @@ fn nonsense_from_a_member_is_ignored() {
         report: Report::default(),
     };
     for message in [Message::Verdict(beyond), reply] {
-        court.act(0, |detector, now, out| detector.receive(Rank(1), message, now, out));
+        simulation.act(0, |detector, now, out| detector.receive(Rank(1), message, now, out));
     }
-    assert!(!court.members[0].failed() && court.members[0].due().is_none());
+    assert!(!simulation.members[0].failed() && simulation.members[0].due().is_none());
 }

@@ -1,7 +1,9 @@
-//! Who is to root_cause: a pure function of what every member was found to be doing.
+//! Root cause of a stall: a pure function of the status of every member.
 //!
-//! Each member that is stuck names whom it waits for. That is a graph: it is followed from waiter to awaited, and whoever in it does not wait, though others wait for it, is why. If all of them wait, in a wait_cycle, then a message was
-//! lost on the way: the one that is missing where somebody came least far, as all others wait for what would have followed.
+//! Each stalled member names the peer that it waits for. The wait-for graph is followed from waiter
+//! to awaited: a member that others wait for and that does not wait itself is the cause. If all
+//! members wait in a cycle, a message was lost: the one awaited by the member with the least
+//! progress, as all others wait for what would follow it.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +12,21 @@ use super::verdict::{Cause, Stuck, Verdict};
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// What is known of a member.
+/// Status of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberStatus {
-    /// Its process ended; how that showed.
+    /// Its process ended; how that was noticed.
     Dead(String),
     /// It has left the group.
     Left,
-    /// It was asked, and did not reply.
+    /// It did not reply to a query.
     Unresponsive,
-    /// What it answered.
+    /// It replied.
     Reported(Report),
 }
 
-/// Finds the cause, from what is known of every member, by rank. None if nobody waits for anything, and nobody is dead.
+/// Finds the cause from the status of every member, by rank. `None` if no member waits and none is
+/// dead.
 #[must_use]
 pub fn diagnose(members: &[MemberStatus]) -> Option<Verdict> {
     let dead = members.iter().enumerate().filter_map(|(rank, member)| match member {
@@ -71,13 +74,13 @@ fn all_waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
     })
 }
 
-/// What an operation does, as far as a member knows.
+/// The collective of an operation, as far as the member knows.
 fn kind(report: &Report, operation: u64) -> Option<Collective> {
     let place = operation.checked_sub(report.finished + 1)?;
     *report.pending.get(usize::try_from(place).ok()?)?
 }
 
-/// Why a member that somebody waits for does not deliver; none if it waits for somebody itself.
+/// Why an awaited member does not deliver; `None` if it waits itself.
 fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     let rank = stuck.wait.peer;
     let operation = stuck.wait.operation;
@@ -96,7 +99,7 @@ fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     if let Some((kind, other_kind)) = kind(report, operation).zip(stuck.kind)
         && kind != other_kind
     {
-        // Told from the lower rank, whoever noticed it.
+        // Reported from the lower rank, whichever member noticed it.
         let (one, two) = ((rank, kind), (stuck.rank, other_kind));
         let ((rank, kind), (other, other_kind)) = (one.min(two), one.max(two));
         return Some(Cause::Mismatch {
@@ -108,7 +111,8 @@ fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     }
     let waits = report.waits.as_ref().is_some_and(|waits| !waits.is_empty());
     if message_number(operation).is_some() {
-        // It is in no order with what all ranks do: who waits for nothing has not come to it.
+        // Point-to-point messages are unordered with the operations of all ranks: a member that
+        // waits for nothing has not started its end.
         return match report.waits {
             None => Some(Cause::Idle { rank }),
             Some(_) => (!waits).then_some(Cause::Absent { rank, operation }),
@@ -121,7 +125,7 @@ fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
         });
     }
     if report.begun == report.finished {
-        // Unless a message between it and another keeps it from coming.
+        // Unless a message between it and another member blocks it.
         return (!waits).then_some(Cause::Absent { rank, operation });
     }
     match report.waits.as_deref() {
@@ -131,7 +135,7 @@ fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     }
 }
 
-/// What queue pairs that have failed between members that live tell.
+/// The cause of queue pairs that failed between live members.
 fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     let lives = |rank: Rank| matches!(members[rank.index()], MemberStatus::Reported(_));
     let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::QueuePairFailed && lives(stuck.wait.peer);
@@ -142,7 +146,8 @@ fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     let shared = ends(&stuck)
         .into_iter()
         .find(|end| links.iter().all(|link| link.contains(end)));
-    // One that is cut off from all may show on a single link. Then no third member reachable it, and some reach the other end.
+    // A rank that is cut off may show on a single link. Then no third member reaches it, and some
+    // reach the other end.
     let report = |rank: Rank| match &members[rank.index()] {
         MemberStatus::Reported(report) => Some(report),
         _ => None,
@@ -155,7 +160,7 @@ fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
             .filter(|rank| !ends(&stuck).contains(rank))
     };
     let works = |end: Rank| third().any(|rank| reachable(rank, end) || reachable(end, rank));
-    // An engine that has failed and kept no connection to be reached by shows nothing by that.
+    // An engine that failed and kept no connection for the link test proves nothing.
     let shows = |end: Rank| tried(end).is_some() || failed.iter().all(|stuck| stuck.rank != end);
     let [one, other] = ends(&stuck);
     let cause = match shared {
@@ -173,7 +178,7 @@ fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     })
 }
 
-/// All wait for one another.
+/// All members wait for one another.
 fn wait_cycle(waits: &[Stuck]) -> Option<Verdict> {
     let stuck = *waits.iter().min_by_key(|stuck| stuck.order())?;
     Some(Verdict {

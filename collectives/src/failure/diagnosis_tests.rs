@@ -1,4 +1,4 @@
-//! Members that are stuck for a known reason: it has to be found.
+//! Members that are stalled for a known reason, which the diagnosis has to find.
 
 use super::*;
 use crate::failure::monitor::{MESSAGES, Wait};
@@ -15,7 +15,7 @@ fn wait(peer: u32, step: u32, awaited: Awaited) -> Wait {
     }
 }
 
-/// A member in the middle of operation 7.
+/// A member within operation 7.
 fn waits(waits: Vec<Wait>) -> MemberStatus {
     MemberStatus::Reported(Report {
         begun: 7,
@@ -26,7 +26,7 @@ fn waits(waits: Vec<Wait>) -> MemberStatus {
     })
 }
 
-/// A member that is between operations.
+/// A member between operations.
 fn idles(finished: u64) -> MemberStatus {
     MemberStatus::Reported(Report {
         begun: finished,
@@ -41,7 +41,7 @@ fn cause(members: &[MemberStatus]) -> Option<Cause> {
     diagnose(members).map(|verdict| verdict.cause)
 }
 
-/// What befalls a ring.
+/// A fault of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Dead,
@@ -49,15 +49,16 @@ enum Fault {
     Left,
     /// It does not begin.
     Absent,
-    /// Nobody drives it any more.
+    /// Its engine is no longer driven.
     Idle,
-    /// What it sends is lost on the way, and nobody is told.
+    /// Its messages are lost silently.
     Lost,
     /// Its queue pairs fail.
     CutOff,
 }
 
-/// Runs the steps of a ring until nothing moves: at each step a rank sends to the next one and receives from the one before. `culprit` has its fault when it comes to step `at`.
+/// Runs the steps of a ring until nothing moves: at each step a rank sends to the next one and
+/// receives from the one before. `culprit` has its fault at step `at`.
 fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<MemberStatus> {
     let steps = 2 * (ranks - 1);
     let mut done = vec![0; ranks as usize];
@@ -141,7 +142,7 @@ fn rests(finished: u64) -> MemberStatus {
 
 /// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with how many of these a rank has done.
 #[test]
-fn who_has_not_come_to_its_end_of_a_message() {
+fn a_missing_end_of_a_message_is_found() {
     let absent = |rank, operation| {
         let rank = Rank(rank);
         Some(Cause::Absent { rank, operation })
@@ -219,7 +220,7 @@ fn every_fault_of_a_ring_is_found_at_every_rank_and_step() {
 }
 
 #[test]
-fn who_is_at_an_earlier_operation_is_followed_to_whom_it_waits_for() {
+fn a_member_at_an_earlier_operation_is_followed_to_its_peer() {
     // 0 waits for 1 in operation 9; 1 is still in 7 and waits for 2, which has not begun it.
     let ninth = Wait {
         operation: 9,
@@ -241,7 +242,7 @@ fn who_is_at_an_earlier_operation_is_followed_to_whom_it_waits_for() {
 }
 
 #[test]
-fn another_operation_in_the_same_place_is_told_alike_from_both_sides() {
+fn a_mismatch_is_reported_alike_from_both_sides() {
     let gather = |waits| {
         MemberStatus::Reported(Report {
             begun: 7,
@@ -267,7 +268,7 @@ fn another_operation_in_the_same_place_is_told_alike_from_both_sides() {
 }
 
 #[test]
-fn who_waits_for_nobody_is_not_to_blame_and_neither_are_the_finished() {
+fn finished_members_are_not_to_blame() {
     assert_eq!(cause(&[idles(7), idles(7), idles(6)]), None);
     assert_eq!(
         cause(&[idles(7), MemberStatus::Unresponsive, MemberStatus::Left]),
@@ -313,7 +314,7 @@ type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
 /// A single link shows that something is cut: whichever end noticed it, what the others reach tells whether it is one of the ends, and which, or the link alone.
 #[test]
-fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
+fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
     const RANKS: u32 = 4;
     for rank in 0..RANKS {
         for peer in (0..RANKS).filter(|peer| *peer != rank) {
@@ -365,7 +366,7 @@ fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
 
 /// Every state of three members: whoever is blamed is to blame.
 #[test]
-fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
+fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     let states = |me: u32| {
         let others: Vec<u32> = (0..3).filter(|other| *other != me).collect();
         let mut all = vec![
@@ -437,7 +438,7 @@ fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
 
 /// Whichever is heard first: those, too, of a member that was asked twice, and had lost its queue pair in between.
 #[test]
-fn of_any_two_verdicts_all_members_take_the_same() {
+fn all_members_choose_the_same_of_two_verdicts() {
     let verdict = |awaited, kind| Verdict {
         cause: Cause::Stopped { rank: Rank(0) },
         stuck: Some(Stuck {

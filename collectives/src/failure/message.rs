@@ -1,6 +1,6 @@
-//! What members of a group tell one another about failures, as bytes.
+//! Wire format of the failure detector's messages.
 //!
-//! Numbers are little endian. Lists are as long as the sender says, up to limits; what is out of range is no message.
+//! Little endian. Lists have the sender's length, up to limits; out-of-range input gives `None`.
 
 use super::monitor::{Awaited, Report, Wait};
 use super::verdict::{Cause, Stuck, Verdict};
@@ -8,27 +8,28 @@ use crate::bootstrap::{Reader, put_text};
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// How many waits a report may have: what is first in each connection, and more than 256 tell nothing more.
+/// Waits in a report: the first of each connection; more than 256 add nothing.
 const MAX_WAITS: usize = 256;
-/// How many ranks a report may say are reached: a group has no more.
+/// Reachable ranks in a report: a group has no more.
 const MAX_REACHES: usize = 4096;
-/// How many operations may be pending in a report.
+/// Pending operations in a report.
 const MAX_PENDING: usize = 64;
-/// How long a reason may be, in bytes.
+/// Maximum length of a reason, in bytes.
 pub(super) const MAX_REASON: usize = 1024;
 
-/// What is said in an investigation.
+/// A message of the failure detector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// What are you doing? The engine has `timeout_ms` to report; a link has failed, and it tries its own before, if `test_links`.
+    /// Requests a report, which the engine has `timeout_ms` to give, after a link test if
+    /// `test_links`.
     Query {
         number: u32,
         timeout_ms: u32,
         test_links: bool,
     },
-    /// The reply to question `number`.
+    /// The reply to query `number`.
     Reply { number: u32, report: Report },
-    /// The group has failed; this is the weightiest reason that the sender knows.
+    /// The group has failed; the strongest verdict that the sender knows.
     Verdict(Verdict),
 }
 
@@ -58,7 +59,7 @@ impl Message {
         }
     }
 
-    /// From the whole of a message.
+    /// Parses a whole message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let message = match from.u8()? {
@@ -130,7 +131,7 @@ fn flag(from: &mut Reader) -> Option<bool> {
     }
 }
 
-/// 0, or 1 + the place among all kinds.
+/// 0, or 1 + the index among all collectives.
 fn put_kind(to: &mut Vec<u8>, kind: Option<Collective>) {
     let place = kind.and_then(|kind| Collective::ALL.iter().position(|one| *one == kind));
     to.push(place.map_or(0, |place| place as u8 + 1));
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_written_and_no_part_of_one_is_a_message() {
+    fn messages_round_trip_and_truncated_ones_are_rejected() {
         for message in messages() {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_bytes_are_messages_or_none_and_never_a_panic() {
+    fn corrupt_bytes_never_panic() {
         for message in messages() {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);

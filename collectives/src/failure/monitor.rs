@@ -1,6 +1,7 @@
-//! What an engine and the thread of the control mesh know of one another.
+//! The progress monitor: what an engine and the mesh I/O thread share.
 //!
-//! The engine writes two words per operation and reads one message whenever it likes; it says what it waits for only when it is asked, so that a healthy operation pays nothing for what is told of a broken one.
+//! The engine writes two words per operation and polls one flag word. It reports what it waits for
+//! only on request, so that a healthy operation pays nothing for diagnostics.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,17 +12,18 @@ use nix::sys::eventfd::EventFd;
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// How many operations may be pending and still be told apart by kind.
+/// Pending operations whose collective is remembered.
 const KINDS: usize = 64;
-/// Numbers of operations from here on are of messages between two ranks, which no other counts: which it is of those in its direction, counted from 1.
+/// Operation numbers from here on are those of point-to-point messages: the message's number in its
+/// direction, counted from 1.
 pub const MESSAGES: u64 = 1 << 63;
 
-/// Which message between two ranks an operation's number is of, if it is.
+/// The number of the point-to-point message, if `operation` is one.
 pub(crate) fn message_number(operation: u64) -> Option<u64> {
     (operation & MESSAGES != 0).then_some(operation & !MESSAGES)
 }
 
-/// Somebody wants to know what the engine waits for.
+/// A report of what the engine waits for is requested.
 const REPORT_REQUESTED: u32 = 1;
 /// The group has failed.
 const GROUP_FAILED: u32 = 2;
@@ -31,63 +33,66 @@ const GROUP_FAILED: u32 = 2;
 pub enum Awaited {
     /// A message from the peer.
     Message,
-    /// Room for a message to the peer: the peer has not said where it goes.
+    /// A credit to send to the peer: a grant of memory, or a free slot.
     Credit,
-    /// That the peer's device acknowledges what was sent.
+    /// An acknowledgement by the peer's device.
     Acknowledgement,
-    /// Nothing any more: the queue pair to the peer has failed.
+    /// Nothing can arrive: the queue pair to the peer has failed.
     QueuePairFailed,
 }
 
 /// Something that an engine waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Wait {
-    /// The operation, counted from 1 in the order in which the communicator began them; from [`MESSAGES`] on, a message between two ranks.
+    /// The operation, counted from 1 in the order in which the communicator began them; from
+    /// [`MESSAGES`] on, a point-to-point message.
     pub operation: u64,
-    /// The connection: channel and strand.
+    /// The connection: index of channel and strand.
     pub connection: u32,
     /// The slice of the operation.
     pub slice: u64,
     /// The step of the program.
     pub step: u32,
-    /// From whom.
+    /// The peer.
     pub peer: Rank,
-    /// The number of this rank's queue pair to it.
+    /// This rank's queue pair number to it.
     pub qpn: u32,
-    /// What.
+    /// What the wait is for.
     pub awaited: Awaited,
 }
 
-/// What an engine has begun and finished, and what it waits for.
+/// An engine's progress and waits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// The last operation it has begun; 0 is none.
+    /// The last operation that has begun; 0 is none.
     pub begun: u64,
-    /// The last operation it has finished, as all before; 0 is none.
+    /// The last operation up to which all have finished; 0 is none.
     pub finished: u64,
-    /// What the operations after `finished` are, in order; at most 64, and none where that is not known.
+    /// The collectives of the operations after `finished`, in order; at most 64, `None` where
+    /// unknown.
     pub pending: Vec<Option<Collective>>,
-    /// What it waits for; none if nobody drives it.
+    /// The waits; `None` if the engine is not driven.
     pub waits: Option<Vec<Wait>>,
-    /// To whom its links were found to work, when all were asked to try theirs; none if it could not.
+    /// The peers that a link test reached; `None` if there was no test.
     pub reachable: Option<Vec<Rank>>,
 }
 
-/// What an engine shows to the control mesh, and the flag by which the mesh calls it.
+/// The status that an engine publishes to the control mesh, and the flags by which the mesh signals
+/// the engine.
 #[derive(Debug)]
 pub struct ProgressMonitor {
     flags: AtomicU32,
     begun: AtomicU64,
     finished: AtomicU64,
-    /// Whether messages between this rank and others are under way.
+    /// Whether point-to-point messages are in flight.
     messages_in_flight: AtomicBool,
-    /// 1 + the place of the kind in [`Collective::ALL`], by number of the operation.
+    /// 1 + the index of the collective in [`Collective::ALL`], by operation number.
     kind_of: [AtomicU8; KINDS],
     waits: Mutex<Option<Vec<Wait>>>,
-    /// How long the engine may try its links before it reports, in milliseconds; 0 is not at all.
+    /// Maximum duration of a link test before the report, in milliseconds; 0 for no test.
     link_test_ms: AtomicU32,
     reachable: Mutex<Option<Vec<Rank>>>,
-    /// Rings when the engine has reported.
+    /// Written when the engine has reported.
     wakeup: Option<Arc<EventFd>>,
 }
 
@@ -112,38 +117,40 @@ impl ProgressMonitor {
         }
     }
 
-    /// Whether there is something to look at: [`failed`](Self::failed), or [`asked`](Self::asked). One relaxed load, for loops that spin.
+    /// Whether [`failed`](Self::failed) or [`report_requested`](Self::report_requested) is set. One
+    /// relaxed load, for busy-poll loops.
     #[inline]
     #[must_use]
     pub fn needs_attention(&self) -> bool {
         self.flags.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the group has failed: a member has died, or somebody has aborted it. It never becomes well again.
+    /// Whether the group has failed: a member died, or the group was aborted. Final.
     #[inline]
     #[must_use]
     pub fn failed(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & GROUP_FAILED != 0
     }
 
-    /// Whether somebody wants to know what this engine waits for: call [`report`](Self::report).
+    /// Whether a report of the engine's waits is requested: call [`report`](Self::report).
     #[inline]
     #[must_use]
     pub fn report_requested(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & REPORT_REQUESTED != 0
     }
 
-    /// Reported what the engine waits for now: of each connection, the wait that is first. An empty list is an engine that is busy.
+    /// Reports what the engine waits for now: the first wait of each connection. An empty list is a
+    /// busy engine.
     pub fn report(&self, waits: Vec<Wait>) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
         self.flags.fetch_and(!REPORT_REQUESTED, Ordering::Relaxed);
         if let Some(wakeup) = &self.wakeup {
-            // It fails only where the count is at its end, and then the mesh's thread is awake.
+            // Fails only if the counter is full, and then the mesh I/O thread is awake.
             let _ = wakeup.write(1);
         }
     }
 
-    /// An operation begins. They are numbered from 1, without gaps, alike on all ranks.
+    /// An operation begins. Operations are numbered from 1 without gaps, alike on all ranks.
     pub fn begin(&self, operation: u64, kind: Collective) {
         let place = Collective::ALL
             .iter()
@@ -153,17 +160,17 @@ impl ProgressMonitor {
         self.begun.store(operation, Ordering::Release);
     }
 
-    /// An operation, and all before it, are finished.
+    /// An operation and all before it are finished.
     pub fn finish(&self, operation: u64) {
         self.finished.store(operation, Ordering::Release);
     }
 
-    /// Messages between this rank and others are under way, or none are: then the engine has something to say of them when it is asked.
+    /// Whether point-to-point messages are in flight: then the engine has waits to report.
     pub fn set_messages_in_flight(&self, in_flight: bool) {
         self.messages_in_flight.store(in_flight, Ordering::Relaxed);
     }
 
-    /// Whether messages between this rank and others are under way.
+    /// Whether point-to-point messages are in flight.
     pub(crate) fn messages_in_flight(&self) -> bool {
         self.messages_in_flight.load(Ordering::Relaxed)
     }
@@ -172,30 +179,30 @@ impl ProgressMonitor {
         self.flags.fetch_or(GROUP_FAILED, Ordering::Relaxed);
     }
 
-    /// Asks the engine to report; what it reported before is forgotten.
+    /// Requests a report from the engine and discards the previous one.
     pub fn request_report(&self) {
         *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.flags.fetch_or(REPORT_REQUESTED, Ordering::Relaxed);
     }
 
-    /// Wants the engine to try its links before it reports, for so long at most.
+    /// Has the engine test its links before it reports, for at most `timeout`.
     pub(crate) fn request_link_test(&self, timeout: Duration) {
         let ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         self.link_test_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// How long the engine may try its links before it reports, if it is to.
+    /// Maximum duration of the requested link test; `None` for no test.
     pub(crate) fn requested_link_test(&self) -> Option<Duration> {
         let ms = self.link_test_ms.load(Ordering::Relaxed);
         (ms > 0).then(|| Duration::from_millis(ms.into()))
     }
 
-    /// Reported to whom the engine's links work.
+    /// Reports the peers that the engine's links reach.
     pub(crate) fn report_reachable(&self, peers: Vec<Rank>) {
         *self.reachable.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }
 
-    /// What is known of the engine.
+    /// The engine's current status.
     #[must_use]
     pub fn snapshot(&self) -> Report {
         let finished = self.finished.load(Ordering::Acquire);
@@ -204,7 +211,7 @@ impl ProgressMonitor {
             let place = self.kind_of[operation as usize % KINDS].load(Ordering::Relaxed);
             Collective::ALL.get(usize::from(place).checked_sub(1)?).copied()
         };
-        // Kinds further back have been written over.
+        // Older entries have been overwritten.
         let known = |operation: &u64| begun - operation < KINDS as u64;
         let pending = (finished + 1..=begun).map(|operation| known(&operation).then(|| kind(operation))?);
         Report {
@@ -222,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_what_is_pending_and_of_what_kind() {
+    fn a_report_lists_pending_operations() {
         let monitor = ProgressMonitor::default();
         assert_eq!(monitor.snapshot(), Report::default());
         monitor.begin(1, Collective::AllReduce);
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_asked_answers_once_and_failure_stays() {
+    fn a_report_request_is_answered_once_and_failure_is_final() {
         let monitor = ProgressMonitor::default();
         assert!(!monitor.needs_attention());
         monitor.request_report();

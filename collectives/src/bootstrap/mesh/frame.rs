@@ -1,22 +1,24 @@
-//! Frames: what goes over the connections of a mesh.
+//! Frames of the control mesh.
 //!
-//! A length of four bytes, a kind of one, the group it is for, and what the kind says. Numbers are little endian. A peer has proved that it belongs here, but may be broken: a frame is never longer than [`MAX_FRAME`],
-//! nothing is allocated before it has arrived, and one that makes no sense ends the connection.
+//! A frame is a length of four bytes, a kind of one, the group, and the payload, little endian. The
+//! peer is authenticated but may be faulty: a frame is never longer than [`MAX_FRAME`], nothing is
+//! allocated before it has arrived, and an invalid frame ends the connection.
 
 use crate::bootstrap::wire::Reader;
 use crate::failure::{Message, ShrinkMessage};
 
-/// How long a message of an exchange may be, in bytes: 16 MiB.
+/// Maximum length of a message of an exchange, in bytes: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// What a frame takes beside the length: the kind, the group, a number.
+/// Bytes of a frame besides length and payload: kind, group, number.
 const HEADER: usize = 1 + 8 + 8;
-/// What a frame takes at most, beside its length.
+/// Maximum length of a frame, without its length field.
 const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 
-/// How much memory for what has come a connection keeps, in bytes.
+/// Receive buffer that a connection retains, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// A group among those that share a mesh: which process made it, by its place in the mesh, and which number it gave it. No process gives a number twice, so no two groups have one id.
+/// Identifies a group among those that share a mesh: the process that created it, by its rank in
+/// the mesh, and that process' counter. Ids are unique.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct GroupId {
     pub(crate) creator: u32,
@@ -24,14 +26,14 @@ pub(crate) struct GroupId {
 }
 
 impl GroupId {
-    /// The group of all, which came with the mesh.
+    /// The initial group of all processes.
     pub(crate) const ALL: Self = Self {
         creator: u32::MAX,
         number: 0,
     };
 }
 
-/// What is said.
+/// A frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Frame {
     /// To a member of a group: this member's part of exchange `number`.
@@ -40,18 +42,18 @@ pub(crate) enum Frame {
         number: u64,
         bytes: Vec<u8>,
     },
-    /// To a member of a group: about its failure.
+    /// To a member of a group: failure detection.
     Failure { group: GroupId, message: Message },
-    /// To a member of a group: about the group that comes after it.
+    /// To a member of a group: agreement on the group of survivors.
     Shrink { group: GroupId, message: ShrinkMessage },
-    /// To a member of a group: this one has left it.
+    /// To a member of a group: the sender has left it.
     Leave { group: GroupId },
-    /// This process ends its mesh.
+    /// The sender closes its mesh.
     Goodbye,
 }
 
 impl Frame {
-    /// Appends the frame to what is to be sent.
+    /// Appends the frame to the output.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let start = to.len();
         to.extend_from_slice(&[0; 4]);
@@ -111,32 +113,32 @@ impl Frame {
     }
 }
 
-/// Bytes that have come, and the frames in them.
+/// Received bytes and the frames in them.
 #[derive(Debug, Default)]
 pub(crate) struct Inbound {
     bytes: Vec<u8>,
-    /// How many of them have been read.
+    /// Bytes that have been parsed.
     taken: usize,
 }
 
 impl Inbound {
-    /// Adds what has come.
+    /// Adds received bytes.
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);
             self.taken = 0;
         }
         self.bytes.extend_from_slice(bytes);
-        // After a long message most of the memory stands empty.
+        // Shrink the buffer after a long message.
         if self.bytes.len() * 4 < self.bytes.capacity() && self.bytes.capacity() > KEPT {
             self.bytes.shrink_to(KEPT);
         }
     }
 
-    /// The next frame, if it has come whole.
+    /// The next complete frame.
     ///
     /// # Errors
-    /// What has come is no frame.
+    /// The bytes are not a frame.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, &'static str> {
         let left = &self.bytes[self.taken..];
         let Some(length) = left.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes) as usize) else {
@@ -201,7 +203,7 @@ mod tests {
         bytes
     }
 
-    /// All frames in what comes, piece by piece.
+    /// All frames of a stream that arrives piece by piece.
     fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Frame>, &'static str> {
         let mut inbound = Inbound::default();
         let mut frames = Vec::new();
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_read_as_written_however_they_are_cut() {
+    fn frames_round_trip_however_they_are_split() {
         let bytes = encoded(&frames());
         for size in [1, 2, 3, 7, 64, 1000, bytes.len()] {
             assert_eq!(read(bytes.chunks(size)), Ok(frames()), "pieces of {size}");
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_frame_is_told_and_nothing_is_allocated_for_a_length() {
+    fn a_corrupt_frame_is_reported_and_its_length_not_allocated() {
         let mut inbound = Inbound::default();
         inbound.extend(&(MAX_FRAME as u32).to_le_bytes());
         assert_eq!(inbound.next(), Ok(None));
@@ -232,7 +234,7 @@ mod tests {
         assert!(read([&[0, 0, 0, 0][..]].into_iter()).is_err(), "a frame has a kind");
         for frame in frames() {
             let bytes = encoded(&[frame]);
-            // Wherever a byte is wrong, frames come out of it, or an error, and never a panic.
+            // A corrupt byte gives frames or an error, never a panic.
             for at in 0..bytes.len().min(64) {
                 for value in [0, 1, 0x7f, 0xff] {
                     let mut broken = bytes.clone();
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_long_message_is_given_back() {
+    fn memory_of_a_long_message_is_released() {
         let long = Frame::Message {
             group: GroupId::ALL,
             number: 1,

@@ -1,4 +1,4 @@
-//! The mesh's thread: it sleeps until something comes, is to be sent, or is due.
+//! The mesh I/O thread: sleeps in poll(2) until input, queued output or a timer.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,22 +14,23 @@ use super::frame::{Frame, Inbound};
 use super::state::{PeerState, Shared, State};
 use crate::bootstrap::listener::poll_timeout;
 
-/// How long a mesh that ends tries to send_message goodbye to peers that do not read.
+/// Time that a closing mesh tries to send goodbye to peers that do not read.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
-/// How much is read at once.
+/// Bytes of one read.
 const READ_CHUNK: usize = 64 << 10;
-/// How much is read from one peer before it is the next one's turn.
+/// Reads from one peer before the next peer is served (round-robin).
 const READS_PER_PEER: usize = 16;
-/// Seconds of silence before TCP asks whether the peer's host is there, and between its questions.
+/// TCP keepalive idle time and interval, in seconds.
 const KEEPALIVE_INTERVAL_S: u32 = 10;
-/// How many questions may stay without an answer.
+/// Unanswered TCP keepalive probes before the connection fails.
 const KEEPALIVE_PROBES: u32 = 3;
-/// How long, in ms, what was sent may stay unacknowledged by the peer's host.
+/// TCP_USER_TIMEOUT: how long data may stay unacknowledged, in ms.
 const USER_TIMEOUT_MS: u32 = 40_000;
-/// How a process that has describe_end shows.
+/// How a peer's ended process appears.
 const CLOSED: &str = "its connection closed";
 
-/// How a connection describe_end, in the words of all: whether it was closed or reset depends on what its process had not read when it died, which is another thing for each peer.
+/// Describes how a connection ended, alike on all peers: whether it was closed or reset depends on
+/// what the process had not read.
 fn describe_end(error: &io::Error) -> String {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     match error.kind() {
@@ -45,11 +46,11 @@ struct PeerStream {
     inbound: Inbound,
 }
 
-/// Who carries the mesh's frames.
+/// The mesh I/O thread.
 #[derive(Debug)]
 pub(super) struct IoThread {
     shared: Arc<Shared>,
-    /// By place in the mesh.
+    /// By mesh rank.
     links: Vec<Option<PeerStream>>,
     chunk: Vec<u8>,
 }
@@ -59,7 +60,7 @@ impl IoThread {
         let link = |stream: TcpStream| -> io::Result<PeerStream> {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
-            // A host that vanishes closes nothing: TCP has to ask.
+            // A host that vanishes closes no connection: TCP keepalive detects it.
             setsockopt(&stream, sockopt::KeepAlive, &true)?;
             setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_INTERVAL_S)?;
             setsockopt(&stream, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL_S)?;
@@ -81,7 +82,7 @@ impl IoThread {
         })
     }
 
-    /// Works until the mesh ends.
+    /// Runs until the mesh closes.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -110,12 +111,12 @@ impl IoThread {
         self.shutdown();
     }
 
-    /// To which peers something is to be sent.
+    /// Peers with queued output.
     fn peers_with_output(&self, state: &State) -> Vec<bool> {
         state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
     }
 
-    /// Waits, and says which peers have something to send_message.
+    /// Waits in poll(2) and returns the peers with input.
     fn wait(&self, peers_with_output: &[bool], due: Option<Instant>) -> Vec<bool> {
         let mut ready = vec![false; self.links.len()];
         let mut fds = vec![PollFd::new(self.shared.wakeup.as_fd(), PollFlags::POLLIN)];
@@ -138,7 +139,7 @@ impl IoThread {
             Ok(_) => {}
             Err(Errno::EINTR) => return ready,
             Err(e) => {
-                // The kernel is short of memory. What there is to do is tried, and slowly.
+                // The kernel is short of memory: retry slowly.
                 tracing::warn!("control mesh: poll: {e}");
                 std::thread::sleep(Duration::from_millis(10));
                 return vec![true; self.links.len()];
@@ -150,13 +151,13 @@ impl IoThread {
             ready[peer] = has_events(fd, ends);
         }
         if has_events(&fds[0], PollFlags::POLLIN) {
-            // Its count says nothing beyond that it was rung.
+            // The count of the eventfd carries no information.
             let _ = self.shared.wakeup.read();
         }
         ready
     }
 
-    /// Reads what has come from a peer; how its connection describe_end, if it did.
+    /// Reads from a peer. Returns how its connection ended, if it did.
     fn read_peer(&mut self, peer: usize) -> Option<String> {
         let link = self.links[peer].as_mut()?;
         for _ in 0..READS_PER_PEER {
@@ -171,7 +172,7 @@ impl IoThread {
         None
     }
 
-    /// Takes in the frames that have come whole, and the end after them.
+    /// Processes complete frames, and then the end of the connection.
     fn process_frames(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
@@ -197,7 +198,7 @@ impl IoThread {
         }
     }
 
-    /// Writes what a peer takes.
+    /// Writes queued output until it would block.
     fn flush_peer(&mut self, state: &mut State, peer: usize) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
@@ -219,7 +220,8 @@ impl IoThread {
         if out.is_empty() {
             *out = Vec::new();
         }
-        // What it has_events last may still lie there: its end is taken from the reading side, where everything comes in order.
+        // The peer's last frames may still be unread: the end is taken from the reading side, in
+        // order.
         if let Some(how) = end {
             out.clear();
             let read_end = self.read_peer(peer);
@@ -227,7 +229,7 @@ impl IoThread {
         }
     }
 
-    /// Says goodbye, and ends all connections.
+    /// Sends goodbye and closes all connections.
     fn shutdown(mut self) {
         let shared = Arc::clone(&self.shared);
         let deadline = Instant::now() + GOODBYE_TIMEOUT;
@@ -259,7 +261,7 @@ impl IoThread {
                         .map(|link| PollFd::new(link.stream.as_fd(), PollFlags::POLLOUT)),
                 );
             }
-            // Whatever it says: what can be written is written, until time is up.
+            // Write what can be written until the deadline, whatever poll(2) returns.
             let _ = poll(
                 &mut fds,
                 poll_timeout(deadline.saturating_duration_since(Instant::now())),
@@ -267,7 +269,7 @@ impl IoThread {
             state = shared.lock();
         }
         for link in self.links.iter().flatten() {
-            // The peer reads our goodbye before the end.
+            // The peer reads the goodbye before the end of the stream.
             let _ = link.stream.shutdown(Shutdown::Write);
         }
     }

@@ -1,7 +1,9 @@
-//! The control mesh: a connection to every other process, and one thread that sleeps.
+//! The control mesh: a TCP connection to every other process, driven by one sleeping I/O thread.
 //!
-//! The thread wakes when something comes or is to be sent. It notices at once when a peer's process ends: the kernel closes its connections. A mesh carries all groups that were made of the first one, by splitting, duplicating or
-//! shrinking; frames send_message which they are for. A process takes what comes for a group from before anybody can know that all members have it, until it leaves it.
+//! The thread wakes on input, on queued output and on timers. It detects the end of a peer's
+//! process at once, as the kernel closes its connections. One mesh carries all groups derived from
+//! the first one by split, duplicate or shrink; frames name their group. A process accepts frames
+//! of a group before any member can know that all have it, and until it leaves the group.
 
 mod frame;
 mod io_thread;
@@ -28,7 +30,7 @@ use crate::failure::{
 };
 use crate::types::Rank;
 
-/// The connections and their thread, which ends with it.
+/// The connections and their I/O thread.
 #[derive(Debug)]
 struct Mesh {
     shared: Arc<Shared>,
@@ -40,20 +42,20 @@ impl Drop for Mesh {
         self.shared.lock().closing = true;
         self.shared.wake();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, there is nobody left to send_message goodbye.
+            // If it panicked, no thread is left to send goodbye.
             let _ = thread.join();
         }
     }
 }
 
-/// The connections of a group's members beside their queue pairs.
+/// The control connections of a group's members, beside their queue pairs.
 #[derive(Debug)]
 pub struct ControlMesh {
     mesh: Arc<Mesh>,
     id: GroupId,
     rank: Rank,
     members: Arc<[Member]>,
-    /// Their mesh_ranks in the mesh, by rank.
+    /// The members' ranks in the mesh, by rank.
     mesh_ranks: Arc<[u32]>,
     monitor: Arc<ProgressMonitor>,
     /// The number of the next exchange.
@@ -62,7 +64,7 @@ pub struct ControlMesh {
 }
 
 impl ControlMesh {
-    /// A mesh over connections that exist, and the group of all who are in it.
+    /// A mesh over established connections, and the group of all its processes.
     pub(super) fn start(links: PeerStreams, rank: Rank) -> Result<Self, BootstrapError> {
         let members: Arc<[Member]> = links.members.into();
         let shared = Shared::new(rank.0, members.len()).map_err(BootstrapError::system("make an eventfd"))?;
@@ -102,7 +104,7 @@ impl ControlMesh {
         }
     }
 
-    /// Some of the members, as a group of their own: by rank, their ranks in this one.
+    /// A subset of the members as a group: the ranks are those of this group.
     fn part(&self, id: GroupId, ranks: &[Rank]) -> Option<Self> {
         let rank = ranks.iter().position(|rank| *rank == self.rank)?;
         let members = ranks.iter().map(|rank| self.members[rank.index()].clone()).collect();
@@ -112,31 +114,34 @@ impl ControlMesh {
         Some(part)
     }
 
-    /// This process.
+    /// This process' rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Who is in the group, by rank.
+    /// The members, by rank.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// How long an exchange may take, from now on.
+    /// Sets the timeout of later exchanges.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// What this rank's engine tells the others of itself, and the flag that is up when the group is in trouble.
+    /// The status that this rank's engine publishes, and the flag raised for failures and report
+    /// requests.
     #[must_use]
     pub fn monitor(&self) -> Arc<ProgressMonitor> {
         Arc::clone(&self.monitor)
     }
 
-    /// Asks all members what they are doing, because this one is stuck; returns at once. Who has not answered after `window` is taken to be stopped, so give them half a second, or what a loaded machine needs to wake a thread.
-    /// What comes of it is the [`finding`](Self::finding).
+    /// Starts an investigation: queries all members for their status because this one is stalled;
+    /// returns at once. A member that has not replied after `window` counts as stopped, so use half
+    /// a second, or what a loaded machine needs to wake a thread. The result is the
+    /// [`finding`](Self::finding).
     pub fn investigate(&self, window: Duration) {
         self.act(|state| {
             state.with_detector(self.id, |detector, now, out| {
@@ -145,7 +150,8 @@ impl ControlMesh {
         });
     }
 
-    /// The same because a link of this one has failed: all try theirs, so that it is known which end of it is cut off.
+    /// As [`investigate`](Self::investigate), after a link of this rank failed: all members also
+    /// test their links, to find the end that is cut off.
     pub(crate) fn investigate_links(&self, window: Duration) {
         self.act(|state| {
             state.with_detector(self.id, |detector, now, out| {
@@ -154,7 +160,8 @@ impl ControlMesh {
         });
     }
 
-    /// What the last investigation found, when it is over. It is an opinion, and ends nothing: who is late may still come.
+    /// The result of the last investigation. It is tentative and ends nothing: a late member may
+    /// still arrive.
     #[must_use]
     pub fn finding(&self) -> Option<Failure> {
         let state = self.mesh.shared.lock();
@@ -162,19 +169,21 @@ impl ControlMesh {
         Some(self.failure_of(verdict))
     }
 
-    /// Ends the group on all ranks, because an operation has not finished in its time: with what the last investigation found, or if there was none, with `reason`. Returns at once.
+    /// Fails the group on all ranks because an operation missed its deadline: with the last
+    /// investigation's finding, or else with `reason`. Returns at once.
     pub fn give_up(&self, reason: &str) {
         self.act(|state| state.with_detector(self.id, |detector, now, out| detector.give_up(reason, now, out)));
     }
 
-    /// Asks all members what they are doing, and ends the group with what comes of it, or if that is nothing, with `reason`; `waits` is what this member waits for. Returns on this one after `window` and a moment at most.
+    /// Investigates, and fails the group with the finding or else with `reason`; `waits` is what
+    /// this member waits for. Returns after about `window`.
     #[must_use]
     pub fn end(&self, waits: Vec<Wait>, window: Duration, reason: &str) -> Failure {
         self.investigate(window);
         self.monitor.report(waits);
         let shared = &self.mesh.shared;
         let mut state = shared.lock();
-        // The mesh's thread keeps the time.
+        // The mesh I/O thread keeps the timers.
         while state
             .detector(self.id)
             .is_some_and(|detector| detector.is_investigating() && !detector.failed())
@@ -192,7 +201,9 @@ impl ControlMesh {
         }
     }
 
-    /// Why the group has failed, when its members have agreed on it: at most [`AGREEMENT_TIMEOUT`](crate::failure::AGREEMENT_TIMEOUT) after [`ProgressMonitor::failed`] has become true.
+    /// The failure that the members agreed on: available at most
+    /// [`AGREEMENT_TIMEOUT`](crate::failure::AGREEMENT_TIMEOUT) after [`ProgressMonitor::failed`]
+    /// became true.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         let state = self.mesh.shared.lock();
@@ -200,10 +211,11 @@ impl ControlMesh {
         Some(self.failure_of(verdict))
     }
 
-    /// The members who can and want to go on, as a group of its own; whoever does not call it too within `timeout` is not in it. The old group is of no use but for being dropped.
+    /// Forms a group of the survivors; a member that does not call it within `timeout` is excluded.
+    /// The old group can only be dropped.
     ///
     /// # Errors
-    /// [`ShrinkError`]: the others go on without this one, or there was no agreement in time.
+    /// [`ShrinkError`]: the others continue without this member, or there was no agreement in time.
     pub fn shrink(&self, timeout: Duration) -> Result<Self, ShrinkError> {
         self.act(|state| {
             let excluded = state
@@ -226,7 +238,7 @@ impl ControlMesh {
                         within: timeout,
                     });
                 }
-                // The mesh's thread keeps the time.
+                // The mesh I/O thread keeps the timers.
                 None => state = shared.wait(state, timeout),
             }
         };
@@ -235,10 +247,12 @@ impl ControlMesh {
             .ok_or(ShrinkError::Excluded { rank: self.rank })
     }
 
-    /// Divides the group: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none.
+    /// Splits the group: members of one `colour` form a group, ordered by `key` and then by rank. A
+    /// member without a colour is in none.
     ///
     /// # Errors
-    /// An [`ExchangeError`], on all members or on some: those who have a new group then cannot use it.
+    /// An [`ExchangeError`], on all members or on some; a new group that some members lack is
+    /// unusable.
     pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
         let id = self.mesh.shared.lock().number();
         let choice = Choice { colour, key, id };
@@ -255,7 +269,7 @@ impl ControlMesh {
             self.act(|state| state.open(id, Rank(rank as u32), mesh_ranks));
             self.part(id, &ranks)
         });
-        // Nobody writes to the new groups before all have them.
+        // No member writes to a new group before all have opened it.
         self.barrier()?;
         Ok(part)
     }
@@ -267,7 +281,7 @@ impl ControlMesh {
         }
     }
 
-    /// Changes the state, and has the mesh's thread see to what comes of it.
+    /// Changes the state and wakes the mesh I/O thread.
     fn act(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.mesh.shared.lock());
         self.mesh.shared.changed.notify_all();

@@ -1,6 +1,7 @@
-//! What a mesh knows: its peers, the groups among them, and what has come for each.
+//! State of the control mesh: peers, groups, and received messages.
 //!
-//! Threads change it under its lock, and wake the wakeup of the mesh's own thread when there is something to be sent; that thread alone touches the sockets.
+//! Threads change it under its lock and wake the I/O thread when output is queued; only that thread
+//! uses the sockets.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,23 +16,24 @@ use crate::failure::{
 };
 use crate::types::Rank;
 
-/// Messages of exchanges that may lie unread, by member and group. One is the most that a member can be ahead: it needs this rank's next message before it can send another.
+/// Unread exchange messages per member and group. A member can be one exchange ahead: it needs this
+/// rank's next message before it can send another.
 const MAX_UNREAD: usize = 4;
 
-/// Where a peer is.
+/// State of a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerState {
     Connected,
-    /// It has said goodbye.
+    /// It sent goodbye.
     Left,
-    /// It went without a message; how that showed.
+    /// Its connection ended without goodbye; how.
     Dead(String),
 }
 
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) state: PeerState,
-    /// What is to be sent.
+    /// Queued output.
     pub(super) out: Vec<u8>,
 }
 
@@ -39,37 +41,37 @@ pub(super) struct Peer {
 #[derive(Debug)]
 struct GroupState {
     rank: Rank,
-    /// The members' mesh_ranks in the mesh, by rank.
+    /// The members' mesh ranks, by rank.
     members: Arc<[u32]>,
     inbox: Vec<VecDeque<(u64, Vec<u8>)>>,
     detector: FailureDetector,
     agreement: Agreement,
-    /// The group that comes after this one, as far as it has been proposed.
+    /// The proposed group of survivors.
     successor: Option<GroupId>,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// The mesh's, for engines that report.
+    /// The mesh's eventfd, for engines that report.
     wakeup: Arc<EventFd>,
     /// This process.
     mesh_rank: u32,
     pub(super) peers: Vec<Peer>,
     groups: BTreeMap<GroupId, GroupState>,
-    /// What became of groups that were shrunk, for members who have not heard of it.
+    /// Committed shrink agreements, for members that missed the commit.
     committed: BTreeMap<GroupId, Proposal>,
-    /// How many groups this process has numbered.
+    /// Groups that this process has created.
     groups_created: u32,
     pub(super) closing: bool,
 }
 
-/// The state, and how to wait for changes of it.
+/// The state and its condition variable.
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Something came, or somebody went.
+    /// Notified after input and after the loss of a peer.
     pub(super) changed: Condvar,
-    /// Something is to be sent.
+    /// Written when output is queued.
     pub(super) wakeup: Arc<EventFd>,
 }
 
@@ -96,26 +98,27 @@ impl Shared {
         })
     }
 
-    /// Nothing that holds the lock can panic half-way; and if it did, what it left is still what there is.
+    /// No holder of the lock can panic half-way through a change, so a poisoned lock is still
+    /// consistent.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a change, `timeout` at most.
+    /// Waits for a change, at most `timeout`.
     pub(super) fn wait<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
         let woken = self.changed.wait_timeout(state, timeout);
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes the mesh's thread.
+    /// Wakes the I/O thread.
     pub(super) fn wake(&self) {
-        // It fails only where the count is at its end, and then the thread is awake.
+        // Fails only if the counter is full, and then the thread is awake.
         let _ = self.wakeup.write(1);
     }
 }
 
 impl State {
-    /// A number for a group that no other has.
+    /// A unique group id.
     pub(super) fn number(&mut self) -> GroupId {
         self.groups_created += 1;
         GroupId {
@@ -124,7 +127,7 @@ impl State {
         }
     }
 
-    /// Begins to take what comes for a group.
+    /// Opens a group: its frames are accepted from now on.
     pub(super) fn open(&mut self, id: GroupId, rank: Rank, members: Arc<[u32]>) {
         let group = GroupState {
             rank,
@@ -139,7 +142,7 @@ impl State {
             members: Arc::clone(&members),
         };
         self.groups.insert(id, group);
-        // Some may be gone already.
+        // Some members may be gone already.
         for mesh_rank in members.iter() {
             match self.peers[*mesh_rank as usize].state.clone() {
                 PeerState::Connected => {}
@@ -149,7 +152,7 @@ impl State {
         }
     }
 
-    /// Forgets a group, and tells its members.
+    /// Closes a group and informs its members.
     pub(super) fn close(&mut self, id: GroupId) {
         if let Some(group) = self.groups.remove(&id) {
             if group.agreement.outcome().is_none()
@@ -161,7 +164,7 @@ impl State {
         }
     }
 
-    /// Sends to all of these but this process.
+    /// Queues a frame for all of these but this process.
     fn broadcast(&mut self, members: &[u32], frame: &Frame) {
         for mesh_rank in members {
             if *mesh_rank != self.mesh_rank {
@@ -170,7 +173,7 @@ impl State {
         }
     }
 
-    /// Sends to a peer, if it is there.
+    /// Queues a frame for a peer that is connected.
     pub(super) fn send(&mut self, to: u32, frame: &Frame) {
         let peer = &mut self.peers[to as usize];
         if peer.state == PeerState::Connected {
@@ -178,7 +181,7 @@ impl State {
         }
     }
 
-    /// What a peer has sent.
+    /// Processes a frame from a peer.
     pub(super) fn receive(&mut self, from: u32, frame: Frame) -> Result<(), &'static str> {
         let id = match &frame {
             Frame::Message { group, .. }
@@ -220,7 +223,8 @@ impl State {
         Ok(())
     }
 
-    /// Answers what came for a group that this process is not in. Nobody writes to a group before all its members have it: so it has left that group, or the group was never agreed on.
+    /// Replies to a frame of a group that this process is not in. No member writes to a group
+    /// before all have it, so this process has left it, or it was never agreed on.
     fn answer_unknown_group(&mut self, from: u32, group: GroupId, frame: &Frame) {
         match (frame, self.committed.get(&group)) {
             (Frame::Shrink { message, .. }, Some(committed)) if !matches!(message, ShrinkMessage::Commit(_)) => {
@@ -270,17 +274,17 @@ impl State {
         }
     }
 
-    /// What is known of a group's failure.
+    /// The failure detector of a group.
     pub(super) fn detector(&self, id: GroupId) -> Option<&FailureDetector> {
         self.groups.get(&id).map(|group| &group.detector)
     }
 
-    /// How the agreement on a group's successor ended, if it has.
+    /// The result of the shrink agreement of a group.
     pub(super) fn outcome(&self, id: GroupId) -> Option<&Outcome> {
         self.groups.get(&id)?.agreement.outcome()
     }
 
-    /// Does something about a group's failure, and sends what comes of it.
+    /// Runs an action of a group's failure detector and sends its messages.
     pub(super) fn with_detector(
         &mut self,
         id: GroupId,
@@ -301,7 +305,8 @@ impl State {
         }
     }
 
-    /// Does something about a group's successor, and what comes of it: this process is ready for what it has said it is ready for.
+    /// Runs an action of a group's shrink agreement and sends its messages; a group that this
+    /// process has acknowledged is opened first.
     pub(super) fn with_agreement(
         &mut self,
         id: GroupId,
@@ -352,7 +357,7 @@ impl State {
         }
     }
 
-    /// When something is due.
+    /// The next timer.
     pub(super) fn due(&self) -> Option<Instant> {
         let dues = self
             .groups
@@ -361,7 +366,7 @@ impl State {
         dues.flatten().min()
     }
 
-    /// Does what is due, or may be since an engine has reported.
+    /// Runs expired timers, also after an engine has reported.
     pub(super) fn tick(&mut self) {
         let pending = |group: &GroupState| group.detector.due().is_some() || group.agreement.due().is_some();
         let groups = self.groups.iter().filter(|(_, group)| pending(group));
@@ -371,14 +376,14 @@ impl State {
         }
     }
 
-    /// Takes the messages of an exchange, if all are there.
+    /// Takes the messages of an exchange once all have arrived.
     pub(super) fn take(&mut self, id: GroupId, number: u64) -> Taken {
         let Some(group) = self.groups.get_mut(&id) else {
             return Taken::Missing(Vec::new());
         };
         let mut missing = Vec::new();
         for (rank, inbox) in group.inbox.iter_mut().enumerate() {
-            // What an exchange that failed here left.
+            // Leftovers of an exchange that failed here.
             while inbox.front().is_some_and(|(earlier, _)| *earlier < number) {
                 inbox.pop_front();
             }
@@ -404,20 +409,20 @@ impl State {
     }
 }
 
-/// What came of an attempt to take the messages of an exchange.
+/// The result of taking the messages of an exchange.
 #[derive(Debug)]
 pub(super) enum Taken {
     All(Vec<Vec<u8>>),
-    /// These have not sent theirs.
+    /// The messages of these are missing.
     Missing(Vec<Rank>),
-    /// This one has left, and will not.
+    /// This member has left and will not send.
     Left(Rank),
     /// The group has failed.
     Failed(Verdict),
 }
 
 impl GroupState {
-    /// The rank of a mesh_rank in the mesh.
+    /// The rank of a mesh rank.
     fn member(&self, mesh_rank: u32) -> Option<Rank> {
         let rank = self.members.iter().position(|member| *member == mesh_rank)?;
         Some(Rank(rank as u32))

@@ -1,11 +1,11 @@
-//! Going through a message: its pieces, one after another, in fragments that a slot or a grant takes.
+//! Iterates over a message: its pieces, in fragments that fit a slot or a grant.
 
 use crate::executor::layout::{ElementRange, Layout};
 use crate::executor::program::Instruction;
 use crate::kernel::Function;
 use crate::plan::Span;
 
-/// How far a step has come in its message.
+/// The progress of a step in its message.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct MessageCursor {
     pub(super) piece: u32,
@@ -17,13 +17,13 @@ pub(super) struct MessageCursor {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragment {
     pub(super) piece: u32,
-    /// Elements from the piece's beginning.
+    /// Offset in the piece, in elements.
     pub(super) at: u64,
     /// Elements.
     pub(super) len: u64,
 }
 
-/// The next part of a message that `cursor` has come to, at most so many elements; `None` when it is through.
+/// The next fragment at the cursor, of at most so many elements; `None` at the end.
 pub(super) fn next_fragment(
     layout: &Layout,
     most: u64,
@@ -57,7 +57,7 @@ pub(super) fn next_fragment(
     None
 }
 
-/// Goes on behind a fragment.
+/// Advances past a fragment.
 pub(super) fn advance(cursor: &mut MessageCursor, fragment: Fragment) {
     if fragment.len == 0 {
         cursor.piece += 1;
@@ -66,7 +66,7 @@ pub(super) fn advance(cursor: &mut MessageCursor, fragment: Fragment) {
     }
 }
 
-/// Where the elements of a fragment lie that belongs to this span: bytes from the beginning of its place.
+/// Byte offset of a fragment of this span in its memory.
 pub(super) fn byte_offset(
     layout: &Layout,
     function: &Function,

@@ -1,8 +1,12 @@
-//! FastPath operations: all of a strand's messages take a slot each, of lines or of what is eager and stored, and there are slots for all of them. Then a step is done at once or waits for the peer, nothing is granted, confirmed or cut, and all that is to be worked
-//! out about it can be once, for as many operations as are of the same length.
+//! The fast path of short operations: each message of a strand takes one slot, of LL or LL128 or of
+//! stored eager messages, and slots suffice for all. So a step completes at once or waits for its
+//! peer, nothing is granted, acknowledged or cut, and everything can be computed once for all
+//! operations of the same length.
 //!
-//! No ranks wait for each other's slots. Of those that wait for one, look at a rank that is in the first operation: whom it sends to is in the same one or a later one, so it has received all of the operations before; what it has not
-//! released slices_back is less than half a ring of what it has received, and of this operation there is not more than the other half.
+//! No cycle of ranks waits for slots. Consider, of those that wait for one, a rank in the earliest
+//! operation: its receiver is in the same operation or a later one, so it has received all earlier
+//! operations; it holds back credits for less than half a ring of what it has received, and this
+//! operation has at most the other half.
 
 use super::cursor::{self, MessageCursor};
 use super::{DriveResult, StrandRunner, link};
@@ -16,14 +20,14 @@ use crate::plan::{Form, Place, Span, Step};
 use crate::protocol::{EAGER_SLOTS, LineProtocol};
 use crate::types::Rank;
 
-/// Where something lies: a byte of a place.
+/// A byte of a memory.
 #[derive(Clone, Copy, Debug)]
 struct MemoryRef {
     place: Place,
     at: usize,
 }
 
-/// What is to be done.
+/// A precomputed action.
 #[derive(Debug)]
 enum Action {
     Send {
@@ -56,21 +60,22 @@ enum Action {
     },
 }
 
-/// What a message of a fast_path operation goes transport.
+/// Transport of the messages of a short operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::executor) enum SlotTransport {
-    /// LineProtocol.
+    /// LL or LL128.
     LineProtocol(LineProtocol),
-    /// Simple, stored into mailboxes that are mapped. Messages are cut as they are anyway, and none is longer than what is eager.
+    /// Simple, stored into mapped mailboxes. Messages are cut as usual, and none exceeds the eager
+    /// limit.
     Store {
-        /// Bytes of what is eager, and of a part of what is longer, at most.
+        /// Maximum bytes of an eager message, and of a fragment.
         eager: usize,
         fragment: usize,
     },
 }
 
 impl SlotTransport {
-    /// Bytes that messages are cut into, those that a slot takes, and slots of a ring.
+    /// Bytes into which messages are cut, bytes that a slot holds, and slots of a ring.
     fn slots(self) -> (usize, usize, u64) {
         match self {
             Self::LineProtocol(lines) => (lines.capacity(), lines.capacity(), lines.slots()),
@@ -79,7 +84,7 @@ impl SlotTransport {
     }
 }
 
-/// A strand's program for operations of one length.
+/// A strand's actions for operations of one length.
 #[derive(Debug, Default)]
 pub(in crate::executor) struct FastPath {
     /// Each with the number of its step.
@@ -87,7 +92,8 @@ pub(in crate::executor) struct FastPath {
 }
 
 impl FastPath {
-    /// The programs of all strands of operations laid out like this, of one slice; `None` where some need more than there is room for.
+    /// The fast paths of all strands of operations with this layout, of one slice; `None` where
+    /// some need more slots than there are.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,
@@ -96,7 +102,7 @@ impl FastPath {
     ) -> Option<Box<[Self]>> {
         (layout.extent.slices == 1).then_some(())?;
         let (cut, room, slots) = transport.slots();
-        // Messages to one rank: with those that are not released slices_back yet, they fill a ring at most.
+        // Messages to one rank: together with those not yet credited they fill at most a ring.
         let messages = slots as usize / 2;
         let strand = |strand: &crate::executor::program::StrandProgram| {
             let mut actions = Vec::new();
@@ -179,18 +185,19 @@ impl FastPath {
     }
 }
 
-/// How messages go that take a slot each.
+/// A transport of one-slot messages.
 trait SlotProtocol {
-    /// Sends one; false if it has to wait.
+    /// Sends a message; false if it would block.
     ///
     /// # Safety
-    /// `from` can be read for `len` bytes, which nobody writes meanwhile.
+    /// `from` is valid for reads of `len` bytes, not written meanwhile.
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed>;
 
-    /// Takes one: gives where it is, until something is sent to the peer; `None` if it is not there.
+    /// Receives a message. Returns its address, valid until something is sent to the peer; `None`
+    /// if it has not arrived.
     ///
     /// # Safety
-    /// `into` can be written for `len` bytes (4, if that is 0), which nobody else touches.
+    /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.
     unsafe fn receive(&self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8>;
 }
 
@@ -201,7 +208,7 @@ impl SlotProtocol for LineSlots {
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
         let may = to.may_send_lines(self.0);
         if may {
-            // SAFETY: as transport contract.
+            // SAFETY: by contract.
             unsafe { to.send_lines(self.0, from, len) }?;
         }
         Ok(may)
@@ -209,7 +216,7 @@ impl SlotProtocol for LineSlots {
 
     #[inline(always)]
     unsafe fn receive(&self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8> {
-        // SAFETY: as transport contract.
+        // SAFETY: by contract.
         unsafe { from.receive_lines(self.0, into, len) }.then_some(into)
     }
 }
@@ -221,7 +228,7 @@ impl SlotProtocol for StoreSlots {
     unsafe fn send(&self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
         let may = to.may_store();
         if may {
-            // SAFETY: as transport contract.
+            // SAFETY: by contract.
             unsafe { to.store(from, len) }?;
         } else if !to.is_mapped() {
             return Err(Failed::Refused {
@@ -239,7 +246,7 @@ impl SlotProtocol for StoreSlots {
 }
 
 impl StrandRunner {
-    /// Goes on with a fast_path operation as far as it comes.
+    /// Drives a short operation until it would block.
     pub(super) fn drive_fast_path(
         &mut self,
         op: &ActiveOperation,
@@ -268,7 +275,8 @@ impl StrandRunner {
             let operand = |memory_ref: MemoryRef| (memory_ref.place.form(), at(memory_ref).cast_const());
             match next_action {
                 Action::Send { to, from, len } => {
-                    // SAFETY: the message lies in its place, which the operation has; what this rank writes there comes later.
+                    // SAFETY: the message lies in its memory, which the operation owns; this rank
+                    // writes there only in later steps.
                     if !unsafe { transport.send(link(links, *to)?, at(*from), *len) }? {
                         break;
                     }
@@ -276,12 +284,14 @@ impl StrandRunner {
                 Action::Recv { from, into, len } => {
                     let into = at(*into);
                     let target = if *len >= 4 { into } else { received };
-                    // SAFETY: the message lies in its place, whose earlier contents have been sent; or in the memory for a slot's lines, which takes four bytes at least.
+                    // SAFETY: the message's target lies in its memory, whose earlier contents have
+                    // been sent; or it is the buffer for a slot's lines, as short messages write
+                    // four bytes at least.
                     let Some(come) = (unsafe { transport.receive(link(links, *from)?, target, *len) }) else {
                         break;
                     };
                     if come != into {
-                        // SAFETY: as above; the memory for lines, and a slot, are apart.
+                        // SAFETY: as above; the line buffer and a slot are disjoint from it.
                         unsafe { core::ptr::copy_nonoverlapping(come, into, *len) };
                     }
                 }
@@ -293,12 +303,14 @@ impl StrandRunner {
                     into,
                     elements,
                 } => {
-                    // SAFETY: the memory for lines takes a slot's.
+                    // SAFETY: the line buffer is as long as a slot.
                     let Some(come) = (unsafe { transport.receive(link(links, *from)?, received, *len) }) else {
                         break;
                     };
                     let sources = [(*form, come.cast_const()), operand(*with)];
-                    // SAFETY: all are as long as the message; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
+                    // SAFETY: all are as long as the message; the two in memory of the operation
+                    // are the same or disjoint, and not written by others now; the received data is
+                    // complete.
                     unsafe { op.function.reduce(&sources, (into.place.form(), at(*into)), *elements) };
                 }
                 Action::Reduce {
@@ -317,15 +329,17 @@ impl StrandRunner {
                         into.place.form(),
                         self.place_start(op, into.place).wrapping_add(into.at),
                     );
-                    // SAFETY: all hold data blocks of one length; they are the same or apart, and nobody else writes them now.
+                    // SAFETY: all hold data blocks of one length; they are the same or disjoint,
+                    // and not written by others now.
                     unsafe { op.function.reduce(&operands, into, *elements) };
                     self.operands = operands;
                 }
                 Action::Copy { from, into, len } => {
                     let (from, into) = (at(*from), at(*into));
-                    // In place they may be one.
+                    // In place they may be the same.
                     if from != into {
-                        // SAFETY: both hold data blocks of one length, are apart, and nobody else writes them now.
+                        // SAFETY: both hold data blocks of one length, are disjoint, and not
+                        // written by others now.
                         unsafe { core::ptr::copy_nonoverlapping(from, into, *len) };
                     }
                 }
@@ -337,7 +351,8 @@ impl StrandRunner {
             self.control_writes_pending = false;
             for to in links.iter_mut().flatten() {
                 to.flush_control_writes()?;
-                // Else the peer would wait for the slots that they give slices_back, and this rank for the peer's next message.
+                // Otherwise the peer would wait for the credits in them, and this rank for the
+                // peer's next message.
                 self.control_writes_pending |= to.has_control_writes();
             }
         }

@@ -1,9 +1,14 @@
-//! ExpectedLengths: where the parts of an operation have lengths of their own, both ends of a connection say how much they mean to send and to receive, and find out when that is not the same.
+//! Exchange of lengths: where the parts of an operation have different lengths, both ends of a
+//! connection send how many bytes they send and expect, and a mismatch fails the operation.
 //!
-//! A rank says its lengths to all whom it has to do with as it begins the operation, before anything else of it, and hears theirs meanwhile. What needs no memory of the peer's leaves at once, as it lies in slots that nobody takes if it is
-//! wrong; what has been granted waits until the peer has been heard, and so does whatever is received. The peer says its lengths before it sends or grants anything, so neither waits for long.
+//! A rank sends its lengths to all its peers as it begins the operation, before anything else of
+//! it, and receives theirs meanwhile. Eager and LL messages leave at once, as they go into slots
+//! that are not consumed after a mismatch; granted messages wait until the peer's lengths have
+//! arrived, and so does consumption. The peer sends its lengths before any message or grant, so
+//! neither waits for long.
 //!
-//! No ranks wait for each other's slots: what is said of `fast_path` operations holds here too, with one of the lengths for each operation.
+//! No cycle of ranks waits for slots: the argument of `fast_path` holds here too, with one lengths
+//! record per operation.
 
 use super::cursor::{self, MessageCursor};
 use super::{StrandRunner, link};
@@ -17,7 +22,7 @@ use crate::kernel::Function;
 use crate::plan::Step;
 use crate::types::Rank;
 
-/// What a rank means to go between it and another in one operation, in bytes.
+/// The bytes that a rank sends to a peer and expects from it in one operation.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::executor) struct ExpectedLengths {
     rank: Rank,
@@ -27,7 +32,8 @@ pub(in crate::executor) struct ExpectedLengths {
 }
 
 impl ExpectedLengths {
-    /// SlotTransport strand: those with each rank that there are messages to or from, of operations laid out like this; with a root, on one of two ranks that is it alone.
+    /// By strand: the lengths for each peer of operations with this layout; with a root, only
+    /// between the root and another rank.
     pub(in crate::executor) fn of(
         program: &CompiledProgram,
         layout: &Layout,
@@ -71,7 +77,7 @@ impl ExpectedLengths {
         program.strands.iter().map(strand).collect()
     }
 
-    /// What is wrong if the peer sends and expects so much.
+    /// The error if the peer sends and expects so many bytes.
     fn check_against(&self, (sends, expects): (u64, u64), op: &ActiveOperation, operation: u64) -> Result<(), Failed> {
         let wrong = |from, to, bytes, expected| Failed::Parts {
             operation,
@@ -92,17 +98,18 @@ impl ExpectedLengths {
 }
 
 impl StrandRunner {
-    /// Nothing has been said, nor heard. Of an operation before, all was.
+    /// Resets the exchange; that of the previous operation is complete.
     pub(super) fn begin_length_exchange(&mut self, lengths: &[ExpectedLengths]) {
         self.lengths_sent = 0;
         self.awaited_lengths.clear();
         self.awaited_lengths.extend_from_slice(lengths);
     }
 
-    /// Says what has not been said, and hears what there is. Whether that was anything.
+    /// Sends lengths as far as credits allow, and receives those that have arrived. Returns whether
+    /// there was progress.
     ///
     /// # Errors
-    /// When a peer means something else.
+    /// When a peer's lengths differ.
     pub(super) fn exchange_lengths(
         &mut self,
         op: &ActiveOperation,
@@ -133,13 +140,13 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Whether a peer has still to say its lengths.
+    /// Whether a peer's lengths are missing.
     #[inline]
     pub(super) fn awaits_lengths_from(&self, peer: Rank) -> bool {
         !self.awaited_lengths.is_empty() && self.awaited_lengths.iter().any(|lengths| lengths.peer == peer)
     }
 
-    /// Whose lengths it waits for, or waits to say its own to: as a wait of the lane's, if there is no other before.
+    /// The wait for a peer's lengths or for a credit to send them, if there is no wait before it.
     pub(super) fn waits_for_lengths(&self, op: &ActiveOperation) -> Option<(u32, u32, Rank, Awaited)> {
         let lengths = &op.ready.lengths.as_ref()?[self.strand as usize];
         if let Some(lengths) = lengths.get(self.lengths_sent) {

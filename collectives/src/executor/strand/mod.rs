@@ -1,7 +1,9 @@
-//! A lane runs one strand of the operations on one channel: their slices one after another, each step transport step, as far as it comes without waiting.
+//! A strand runner executes one strand of the operations on one channel: their slices in order,
+//! step by step, until it would block.
 //!
-//! Three things go on at their own pace: *execution*, which does the steps in order; *sends*, which execution only begins, and which leave as the peer grants memory or empties slots; and *grants*, which go ahead of execution
-//! as far as memory is free. A send never holds up what does not write the memory it reads.
+//! Three activities proceed independently: *execution* runs the steps in order; *sends* are only
+//! begun by execution, and leave as the peer grants memory or credits slots; *grants* run ahead of
+//! execution as far as memory is free. A send blocks only steps that write the memory it reads.
 
 mod cursor;
 mod fast_path;
@@ -28,28 +30,28 @@ use crate::types::Rank;
 /// A send that has not left.
 const NOT_SENT: u64 = u64::MAX;
 
-/// How far something has come in a lane's slices.
+/// A position in a runner's slices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 struct Position {
-    /// The slice: which of the lane's, counted from 0.
+    /// The slice: index among those of the runner.
     slice_index: u32,
     step: u32,
 }
 
-/// A send under way.
+/// A send in flight.
 #[derive(Clone, Copy, Debug)]
 struct PendingSend {
     at: Position,
     to: Rank,
     cursor: MessageCursor,
-    /// The requests that have to be confirmed until what has left of it is out of the way.
+    /// The number of requests whose completion frees what has been sent of it.
     last: u64,
 }
 
-/// What came of driving a lane.
+/// The result of driving a strand runner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DriveResult {
-    /// It has done something, and waits now.
+    /// It made progress and waits now.
     Moved,
     /// It waits.
     Idle,
@@ -57,54 +59,57 @@ pub(super) enum DriveResult {
     Done,
 }
 
-/// One strand of one channel.
+/// Runs one strand on one channel.
+// fields: position, grants, sends, and memory of one runner
 pub(super) struct StrandRunner {
     pub(super) channel: u32,
     pub(super) strand: u32,
     pub(super) rail: usize,
-    /// The operation that is run, or comes next.
+    /// The current or next operation.
     pub(super) next: u64,
     running: bool,
     execution: Position,
-    /// What is next of a fast_path operation.
+    /// The next action of a fast path.
     next_action: usize,
-    /// Something has been noted for a peer, and there was no room to send it.
+    /// Control writes are queued that did not fit in the send queue.
     control_writes_pending: bool,
-    /// To how many peers this side's lengths have been said, and those that theirs are to be the same as.
+    /// Number of peers to which lengths have been sent, and the lengths still awaited from peers.
     lengths_sent: usize,
     awaited_lengths: Vec<ExpectedLengths>,
     cursor: MessageCursor,
-    /// Where grants are: at the `receive`th receiving step of a slice.
+    /// The position of grants, at the `receive`th receiving step of a slice.
     grants: Position,
     receive: usize,
     grant_cursor: MessageCursor,
     sends: Vec<PendingSend>,
-    /// For each step, the requests that have to be confirmed until its message is out of the way.
+    /// For each step, the number of requests whose completion frees its message; [`NOT_SENT`] while
+    /// it is pending.
     sent: Vec<u64>,
     /// Scratch, then partial results.
     scratch_memory: Option<Segment>,
     partial_offset: usize,
-    /// Messages on their way to be reduced or send_staging_use.
+    /// Staging buffers of received messages that are reduced or copied.
     receive_staging: StagingSlots,
-    /// Copies of messages from plain memory: their targets, and the requests that free them.
+    /// Staging buffers of messages sent from plain memory, their targets, and the requests that
+    /// free them.
     send_staging: StagingSlots,
     send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
-    /// LineProtocol acquired apart.
+    /// Buffer for unpacked LL and LL128 messages.
     lines: Vec<u64>,
-    /// Operands of a reduction, while it is told.
+    /// Operands of a reduction, kept for their allocation.
     operands: Vec<(Form, *const u8)>,
 }
 
-// SAFETY: what it holds pointers into are segments of its own; operands are told and forgotten.
+// SAFETY: its pointers are into segments of its own; operands are cleared after use.
 unsafe impl Send for StrandRunner {}
 
-/// What a lane works on: the operation, and the ends of this lane's connections transport rank.
+/// The operation, and this connection's links by rank.
 struct DriveContext<'a> {
     op: &'a ActiveOperation,
     links: &'a mut [Option<Link>],
 }
 
-/// The connection to a rank: plans are checked to name no other.
+/// The link to a rank: checked plans name no other.
 fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
     links
         .get_mut(rank.index())
@@ -115,12 +120,12 @@ fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
         })
 }
 
-/// Sends what has been noted for all ranks.
+/// Flushes control writes to all ranks.
 fn flush_control_writes(links: &mut [Option<Link>]) -> Result<(), Failed> {
     links.iter_mut().flatten().try_for_each(Link::flush_control_writes)
 }
 
-/// Whether so many requests to a rank are confirmed.
+/// Whether so many requests to a rank have completed.
 fn has_confirmed(links: &[Option<Link>], to: Rank, requests: u64) -> bool {
     links[to.index()]
         .as_ref()
@@ -156,7 +161,7 @@ impl StrandRunner {
         }
     }
 
-    /// Begins an operation. Its memory is what it needs; nothing of an operation before is under way.
+    /// Begins an operation and allocates its memory; nothing of an earlier one is in flight.
     fn begin(&mut self, op: &ActiveOperation, domain: &ProtectionDomain) -> Result<(), MemoryError> {
         self.running = true;
         (self.execution, self.next_action, self.cursor) = (Position::default(), 0, MessageCursor::default());
@@ -193,10 +198,10 @@ impl StrandRunner {
         Ok(())
     }
 
-    /// Runs the operation as far as it goes.
+    /// Runs the operation until it would block.
     ///
     /// # Errors
-    /// What the devices say, as the engine's failure.
+    /// Device errors, as the engine's failure.
     pub(super) fn drive(
         &mut self,
         op: &ActiveOperation,
@@ -239,14 +244,15 @@ impl StrandRunner {
             && self.unconfirmed(op, context.links).is_none()
         {
             self.running = false;
-            // A fast_path operation that comes next sends what is noted as it receives, and would not look at this.
+            // A fast path that follows flushes control writes only as it receives, and relies on
+            // this flag.
             self.control_writes_pending = context.links.iter().flatten().any(Link::has_control_writes);
             return Ok(DriveResult::Done);
         }
         Ok(if moved { DriveResult::Moved } else { DriveResult::Idle })
     }
 
-    /// How many slices are the lane's.
+    /// The runner's number of slices.
     fn slice_count(&self, op: &ActiveOperation) -> u32 {
         let slices = op.ready.layout.extent.slices;
         (slices - self.channel.min(slices)).div_ceil(op.channels)
@@ -260,7 +266,7 @@ impl StrandRunner {
         self.channel + slice_index * op.channels
     }
 
-    /// A rank that has not confirmed all that was sent to it.
+    /// A rank with unacknowledged requests.
     fn unconfirmed(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<Rank> {
         let strand = &op.ready.program.strands[self.strand as usize];
         let send_staging = (self.send_staging.released..self.send_staging.acquired)
@@ -279,7 +285,7 @@ impl StrandRunner {
             .map(|(to, _)| to)
     }
 
-    /// What the lane waits for: at which slice and step, from whom, and what.
+    /// The current wait: slice, step, peer, and what it is for.
     pub(super) fn waits_for(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<(u32, u32, Rank, Awaited)> {
         if !self.running {
             return None;
@@ -332,7 +338,7 @@ impl StrandRunner {
         Some((self.slice(op, slice_index), self.execution.step, peer, awaited))
     }
 
-    /// Whether the message of an earlier send is out of the way.
+    /// Whether the message of an earlier send has completed.
     fn is_sent(&self, edge: StepRef, slice_index: u32, strand: &StrandProgram, links: &[Option<Link>]) -> bool {
         if edge.slices_back > slice_index {
             return true;
@@ -345,8 +351,9 @@ impl StrandRunner {
         sent != NOT_SENT && to.is_some_and(|to| has_confirmed(links, to, sent))
     }
 
-    /// Whether a part of what a step writes is out of the way of all sends that read it. A send that has not left yet is, if it is of the very same span, and what has left of it is beyond the part and has arrived: two
-    /// ranks that exchange more than there is memory for on the way would else wait for each other.
+    /// Whether a part of a step's target is free of all sends that read it. It also is if a pending
+    /// send has exactly the same span, and the part has been sent and acknowledged: two ranks that
+    /// exchange more than the staging memory would otherwise wait for each other.
     fn is_free(
         &self,
         op: &ActiveOperation,
@@ -382,7 +389,8 @@ impl StrandRunner {
         })
     }
 
-    /// Whether a part of what a step writes is the same part of what an earlier one sends. In place they lie together, though they are of different places.
+    /// Whether a part of a step's target is the same memory as that part of an earlier send. In
+    /// place, different buffers share memory.
     fn is_same_memory(
         &self,
         op: &ActiveOperation,
@@ -410,7 +418,7 @@ impl StrandRunner {
         of == into || alike && start(send, of, sent) == start(step, into, slice_index)
     }
 
-    /// The first byte of a place.
+    /// The first byte of a memory.
     fn place_start(&self, op: &ActiveOperation, place: Place) -> *mut u8 {
         let scratch_memory = || {
             self.scratch_memory
@@ -425,7 +433,8 @@ impl StrandRunner {
         }
     }
 
-    /// The segment that a place lies in, which device of it is the lane's, and where it begins there; `None` for plain memory.
+    /// The segment of a memory, the index of this runner's device in it, and the offset; `None` for
+    /// plain memory.
     fn registered<'s>(&'s self, op: &'s ActiveOperation, place: Place) -> Option<(&'s Segment, usize, usize)> {
         let of = |data: &'s Data| data.segment().map(|(segment, offset)| (segment, self.rail, offset));
         match place {
@@ -436,7 +445,7 @@ impl StrandRunner {
         }
     }
 
-    /// Whether execution is behind a step.
+    /// Whether execution is past a step.
     fn has_passed(&self, edge: Option<StepRef>, slice_index: u32) -> bool {
         let Some(edge) = edge else { return true };
         if edge.slices_back > slice_index {
@@ -449,7 +458,7 @@ impl StrandRunner {
             }
     }
 
-    /// Executes steps, until one has to wait.
+    /// Executes steps until one would block.
     fn execute(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];
@@ -497,7 +506,7 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Reduces spans of this rank's.
+    /// Reduces spans of this rank.
     fn reduce(&mut self, op: &ActiveOperation, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
         let mut operands = core::mem::take(&mut self.operands);
         for (piece, &(first, blocks)) in (0..).zip(&instruction.pieces) {
@@ -523,7 +532,8 @@ impl StrandRunner {
                     .iter()
                     .map(|source| (source.place.form(), at(*source).cast_const())),
             );
-            // SAFETY: all pieces hold data blocks of one length; they are the same or apart, and nobody else writes them now.
+            // SAFETY: all pieces hold data blocks of one length; they are the same or disjoint, and
+            // not written by others now.
             unsafe {
                 op.function
                     .reduce(&operands, (into.place.form(), at(into)), run.len as usize)
@@ -532,7 +542,7 @@ impl StrandRunner {
         self.operands = operands;
     }
 
-    /// Copies a span of this rank's.
+    /// Copies a span of this rank.
     fn copy(&self, op: &ActiveOperation, instruction: &Instruction, from: Span, into: Span, slice: u32) {
         for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
             let run = op.ready.layout.run(into.place, into.first + first, blocks, slice);
@@ -552,9 +562,10 @@ impl StrandRunner {
                 ))
             };
             let bytes = run.len as usize * op.function.bytes(into.place.form());
-            // In place they may be one.
+            // In place they may be the same.
             if at(from) != at(into) {
-                // SAFETY: both hold data blocks of one length, are apart, and nobody else writes them now.
+                // SAFETY: both hold data blocks of one length, are disjoint, and not written by
+                // others now.
                 unsafe { core::ptr::copy_nonoverlapping(at(from), at(into), bytes) };
             }
         }

@@ -1,13 +1,13 @@
-//! Memory for messages on their way: slots of one length, acquired in slice_index.
+//! Staging buffers for messages in flight: slots of one length, used round-robin.
 
 use doorbell_verbs::{MemoryError, ProtectionDomain};
 
 use crate::memory::Segment;
 
-/// How many slots there are.
+/// Number of slots.
 pub(super) const STAGING_SLOTS: u64 = 4;
 
-/// StagingSlots of one length, acquired in slice_index.
+/// Slots of one length, used round-robin.
 #[derive(Default)]
 pub(super) struct StagingSlots {
     pub(super) memory: Option<Segment>,
@@ -18,7 +18,7 @@ pub(super) struct StagingSlots {
 }
 
 impl StagingSlots {
-    /// Makes the slots at least so long. None is acquired.
+    /// Makes the slots at least `len` bytes long. None is in use.
     pub(super) fn ensure(&mut self, domain: &ProtectionDomain, len: usize) -> Result<(), MemoryError> {
         if self.len < len {
             self.memory = None;

@@ -1,4 +1,4 @@
-//! What goes between ranks: grants ahead of receives, sends that leave as they can, and messages received.
+//! Transfers between ranks: grants ahead of receives, pending sends, and received messages.
 
 use doorbell_verbs::Alias;
 
@@ -11,7 +11,7 @@ use crate::plan::{Place, Step};
 use crate::types::Rank;
 
 impl StrandRunner {
-    /// Grants memory for what is to be received, as far ahead as memory is free.
+    /// Grants memory for receives, as far ahead as memory is free.
     pub(super) fn grant(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let op = context.op;
         let strand = &op.ready.program.strands[self.strand as usize];
@@ -93,7 +93,8 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Begins a send, and lets it go as far as it can. False if the send of this step in the slice before has not left.
+    /// Begins a send and sends as much as possible. False if the send of this step in the previous
+    /// slice has not left.
     pub(super) fn begin_send(&mut self, context: &mut DriveContext<'_>, to: Rank) -> Result<bool, Failed> {
         let step = self.execution.step as usize;
         if self.sent[step] == NOT_SENT {
@@ -113,7 +114,7 @@ impl StrandRunner {
         Ok(true)
     }
 
-    /// Goes on with the sends under way; those to one rank in their order.
+    /// Continues the sends in flight; those to one rank in order.
     pub(super) fn send_pending(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
         let mut moved = false;
         let mut index = 0;
@@ -135,7 +136,8 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Sends of a message what can be sent. Gives whether that was anything, and whether it was the last.
+    /// Sends as much of a message as possible. Returns whether there was progress, and whether it
+    /// is complete.
     pub(super) fn send(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -164,11 +166,12 @@ impl StrandRunner {
                     return Ok((moved, false));
                 }
                 let from = self.place_start(op, span.place).wrapping_add(at);
-                // SAFETY: a fragment lies in its place, which the operation has; what this rank writes there waits for the send, and it is granted to nobody.
+                // SAFETY: a fragment lies in its memory, which the operation owns; later steps of
+                // this rank that write it wait for the send, and it is granted to no peer.
                 unsafe { to.send_lines(lines, from, len) }?;
             } else if op.is_eager(len) && to.may_store() {
                 let from = self.place_start(op, span.place).wrapping_add(at);
-                // SAFETY: as of lines.
+                // SAFETY: as for LL.
                 unsafe { to.store(from, len) }?;
             } else {
                 if !to.may_send(op.is_eager(len)) || !op.is_eager(len) && self.awaits_lengths_from(send.to) {
@@ -197,7 +200,8 @@ impl StrandRunner {
         Ok((true, true))
     }
 
-    /// What a message of Simple is sent from: where it lies, or a copy of it. `None` while there is no memory for a copy.
+    /// The source of a message of Simple: the data itself, or a copy in the send staging buffer.
+    /// `None` while no slot is free.
     pub(super) fn source(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -224,7 +228,8 @@ impl StrandRunner {
             return None;
         }
         let (number, from) = (self.send_staging.acquired, self.place_start(op, place).wrapping_add(at));
-        // SAFETY: the message lies in its place, which the operation has and nobody writes; a slot is as long as a fragment, and its last message has been confirmed.
+        // SAFETY: the message lies in its memory, which the operation owns and nothing writes; a
+        // slot is as long as a fragment, and its last message has been acknowledged.
         unsafe { core::ptr::copy_nonoverlapping(from, self.send_staging.start(number), len) };
         let alias = self
             .send_staging
@@ -236,7 +241,7 @@ impl StrandRunner {
         Some(alias)
     }
 
-    /// Receives what is there of a message. True when that was the last.
+    /// Receives what has arrived of a message. True when it is complete.
     pub(super) fn receive_message(
         &mut self,
         context: &mut DriveContext<'_>,
@@ -267,7 +272,7 @@ impl StrandRunner {
                 }
                 _ => false,
             };
-            // What was granted where it belongs was free then.
+            // Memory granted in place was free then.
             if !lands
                 && !self.is_free(
                     op,
@@ -293,7 +298,8 @@ impl StrandRunner {
                 Some(lines) => {
                     let direct = matches!(instruction.step, Step::Recv { .. }) && len >= 4;
                     let target = if direct { into } else { self.lines.as_mut_ptr().cast() };
-                    // SAFETY: the fragment lies in its place, where nothing is sent from; or in the memory for a slot's lines, which takes four bytes at least.
+                    // SAFETY: the fragment lies in its memory, from which nothing is being sent; or
+                    // in the line buffer, as a message writes four bytes at least.
                     if !unsafe { peer.receive_lines(lines, target, len) } {
                         return Ok(false);
                     }
@@ -312,7 +318,8 @@ impl StrandRunner {
             };
             if len > 0 {
                 match &instruction.step {
-                    // SAFETY: the fragment lies in its place, which nobody else touches now, and was received as a whole into memory apart from it.
+                    // SAFETY: the fragment lies in its memory, which nothing else accesses now, and
+                    // was received as a whole into disjoint memory.
                     Step::Recv { .. } if received != into => unsafe {
                         core::ptr::copy_nonoverlapping(received, into, len);
                     },
@@ -321,7 +328,9 @@ impl StrandRunner {
                             cursor::byte_offset(&op.ready.layout, &op.function, instruction, *with, slice, fragment);
                         let operand = self.place_start(op, with.place).wrapping_add(with_at);
                         let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
-                        // SAFETY: all are as long as the fragment; the two in places of the operation are the same or apart, and nobody else writes them now; what was received is complete.
+                        // SAFETY: all are as long as the fragment; the two in memory of the
+                        // operation are the same or disjoint, and not written by others now; the
+                        // received data is complete.
                         unsafe {
                             op.function
                                 .reduce(&sources, (span.place.form(), into), fragment.len as usize)
