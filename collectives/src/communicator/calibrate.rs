@@ -1,8 +1,13 @@
-//! Measuring what messages cost, at the start: between all ranks of a host, and between two of different hosts, by each protocol; and the ranks' own reductions and copies.
+//! Calibration of the cost model (alpha, beta): measures messages by each protocol, between all
+//! ranks of a host and between two ranks of different hosts, and the ranks' own reductions and
+//! copies.
 //!
-//! What is measured are operations of the executor that are nothing but hops: each rank that takes part sends to the next and receives from the one before, and so on, so what is measured has all that operations have.
-//! All ranks begin the same operations; those who do not take part have nothing to do in them. Machines are shared, so of each kind the median counts. It takes some 50 ms, most of it with the longest messages, which must be longer than what
-//! caches hold; these are left out where there are more ranks than processors, as then nothing is what it is otherwise.
+//! The measured operations are executor plans that consist of hops only: each participating rank
+//! sends to the next and receives from the previous one, so a measurement includes all costs of
+//! operations. All ranks begin the same operations; the others have nothing to do in them. Machines
+//! are shared, so the median of each kind counts. Calibration takes some 50 ms, most of it for the
+//! longest messages, which must exceed the caches; these are left out where ranks outnumber
+//! processors.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,43 +25,45 @@ use crate::plan::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
 use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
-/// The bytes of messages that are measured without bytes to speak of.
+/// Message bytes for the latency measurement (alpha).
 const SHORT_BYTES: u64 = 8;
-/// The most that a message of Simple has; longer marks are of several.
+/// Maximum bytes of a message of Simple; longer marks consist of several.
 const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
-/// Marks of lines: as far as they may be chosen.
+/// The longest mark of LL and LL128.
 const MAX_LINE_MARK: u64 = 32 << 10;
-/// The longest mark where ranks have no processor of their own.
+/// The longest mark where ranks outnumber processors.
 const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;
-/// Rounds in which nothing is measured yet, and in which all is; and those of long operations.
+/// Warm-up rounds; measured rounds; measured rounds of long operations.
 const WARMUP_ROUNDS: usize = 2;
 const ROUNDS: usize = 11;
 const LONG_ROUNDS: usize = 3;
-/// How long the first rounds may take, of short operations and of such as are not long, for there to be time for longer ones; and the rounds that there are where there is none, as on a wire that loses packets.
+/// Time limits of the warm-up rounds, of short and of medium operations, for longer ones to be
+/// measured too; and the number of rounds otherwise, as on a lossy network.
 const QUICK_LIMITS: [Duration; WARMUP_ROUNDS] = [Duration::from_millis(50), Duration::from_millis(30)];
 const SLOW_ROUNDS: usize = 1;
-/// How often what is very short is done at a time.
+/// Repetitions of a short operation per sample.
 const REPEATS: u32 = 8;
-/// The same of what is so short that a processor has to have guessed its branches right for it to be as quick as it is; and bytes of such operations.
+/// Repetitions of a tiny operation per sample, so that branch predictors are trained; and its
+/// maximum bytes.
 const TINY_REPEATS: u32 = 48;
 const TINY_BYTES: u64 = 2 << 10;
-/// The longest mark that is of several messages because it is short.
+/// The longest mark that is measured with several messages because it is short.
 const MAX_MULTI_MESSAGE_MARK: u64 = 16 << 10;
-/// A mark of messages that are granted, of which there are two at that mark.
+/// A mark of granted messages, of which two are measured at that mark.
 const GRANTED_MARK: u64 = MARKS[4];
-/// Bytes of operations that are short, and of such as are long.
+/// Bounds of short and long operations, in bytes.
 const SHORT_OPERATION: u64 = 16 << 10;
 const LONG_OPERATION: u64 = 1 << 20;
-/// What is reduced at once, as a message that has just come.
+/// Bytes reduced at a time, as a message that has just arrived.
 const REDUCE_CHUNK: usize = 64 << 10;
 
-/// A communicator's tuner, with costs that were measured.
+/// A communicator's tuner with measured costs.
 pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     let mut tuner = comm.tuner();
     if comm.size() < 2 {
         return Ok(tuner);
     }
-    // Nothing has no time to be sent in, so that what takes time is everything else.
+    // An empty operation is never sent, so its time is the fixed cost.
     let nothing = || {
         let call = comm.broadcast(&mut [0.0f32; 0], Rank(0));
         call.algorithm(Algorithm::Ring)
@@ -75,7 +82,7 @@ pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     })
 }
 
-/// How long something takes that waits for nobody, ns.
+/// Duration of a local action, ns.
 fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let mut samples = Vec::new();
     for _ in 0..=ROUNDS {
@@ -85,24 +92,25 @@ fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
         }
         samples.push(began.elapsed().as_nanos() as f64 / f64::from(REPEATS));
     }
-    // The first was to choose a way, and to make memory ready.
+    // The first run chooses a plan and allocates memory.
     Ok(median(samples.split_off(1)))
 }
 
-/// What the ranks of a ring do at the same time.
+/// A communication pattern of the ranks of a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
-    /// So many hops of messages of the input.
+    /// So many hops of messages from the input, which is in memory already.
     Resident(u32),
-    /// So many, in which each message is what the hop before has brought.
+    /// So many hops that each forward the message of the previous hop.
     Forwarded(u32),
-    /// So many of messages of the input, reduced as they come.
+    /// So many messages from the input, reduced as they arrive.
     Reduced(u32),
-    /// So many of the first's input to the second; others have nothing to do.
+    /// So many messages from the first rank to the second; the others are idle.
     Isolated(u32),
-    /// So many messages of the first to the second and as many back, by turns; others have nothing to do.
+    /// So many ping-pong exchanges between the first two ranks; the others are idle.
     PingPong(u32),
-    /// So many messages sent, each to another rank if there are several others, and then as many received.
+    /// A burst of so many messages, to different ranks if there are several others, and then as
+    /// many receives.
     Burst(u32),
 }
 
@@ -118,7 +126,7 @@ impl Pattern {
         }
     }
 
-    /// As a plan for all `ranks`.
+    /// The pattern as a plan for all `ranks`.
     fn plan(self, ring: &[Rank], ranks: u32) -> Plan {
         let blocks = self.messages();
         let program = |rank: Rank| {
@@ -203,24 +211,24 @@ impl Pattern {
     }
 }
 
-/// What is played with.
+/// The state of a calibration.
 struct Calibrator<'a> {
     engine: &'a mut Engine,
     function: Function,
     memory: Arc<Segment>,
-    /// What the engine has cached.
+    /// The last cached program.
     repeated: Option<((PlanId, Protocol, u64), CachedProgram)>,
-    /// The longest mark, as long as input and output are.
+    /// The longest mark: the length of input and output.
     longest: u64,
     shared: &'a Shared,
     options: &'a Options,
 }
 
-/// An operation that is measured, and its samples, ns.
+/// A measured operation and its samples, ns.
 struct Measurement {
     protocol: Protocol,
     pattern: Pattern,
-    /// Of a message.
+    /// Bytes of a message.
     bytes: u64,
     plan: PlanId,
     samples: Vec<f64>,
@@ -262,7 +270,7 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// What an operation takes that sends nothing, ns.
+    /// Duration of an operation that sends nothing, ns.
     fn nothing(&mut self) -> Result<f64, CollectiveError> {
         let all: Vec<_> = (0..self.engine.ranks()).map(Rank).collect();
         let plan = self
@@ -271,7 +279,7 @@ impl<'a> Calibrator<'a> {
         Ok(shortest(|| self.run(plan, Protocol::Ll, 0))?)
     }
 
-    /// Puts what is measured in the place of what is known.
+    /// Replaces the tuner's costs by measured ones.
     fn costs(&mut self, tuner: &mut Tuner, hosts: &[u32]) -> Result<(), CollectiveError> {
         let all = || (0..hosts.len() as u32).map(Rank);
         let near: Vec<_> = all().filter(|rank| hosts[rank.index()] == hosts[0]).collect();
@@ -297,11 +305,11 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// What rank 0 measures, if it is in the ring; what others measure nobody asks.
+    /// Rank 0's measurement, if it is in the ring; those of other ranks are not used.
     fn calibrate(&mut self, ring: &[Rank]) -> Result<Calibration, CollectiveError> {
         let mut measurements = Vec::new();
         let all = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
-        // Among two ranks all go to one; else as many as there are others, some four at most.
+        // Between two ranks all go to one; else to as many as there are others, at most four.
         let burst = if ring.len() == 2 {
             MANY
         } else {
@@ -337,7 +345,9 @@ impl<'a> Calibrator<'a> {
                 }
             }
         }
-        // Of each kind some in each round, so that what disturbs a while disturbs all of them a little. The first rounds make memory ready and the ranks awake, and say whether there is time for long messages.
+        // Each round has some of each kind, so that a disturbance affects all alike. The warm-up
+        // rounds allocate memory and wake the ranks, and show whether there is time for long
+        // messages.
         let (mut reach, mut rounds, mut quick) = (SHORT_OPERATION, WARMUP_ROUNDS + ROUNDS, true);
         let mut round = 0;
         while round < rounds {
@@ -347,7 +357,7 @@ impl<'a> Calibrator<'a> {
                 if measurement.whole() > reach || long && round >= WARMUP_ROUNDS + LONG_ROUNDS {
                     continue;
                 }
-                // Caches are full of what was before: of what is short, they are to have this before it counts.
+                // Caches hold other data: a short operation is repeated before it is measured.
                 let (before, operations) = if round == 0 || !quick {
                     (0, 1)
                 } else if measurement.whole() <= TINY_BYTES {
@@ -434,7 +444,7 @@ impl<'a> Calibrator<'a> {
         Ok(Calibration { simple, ll, ll128 })
     }
 
-    /// What rank 0 says.
+    /// Rank 0's decision.
     fn rank_zero_decides(&self, mine: bool) -> Result<bool, CollectiveError> {
         let mut group = self.shared.group();
         group.control_mut().set_timeout(self.options.deadline);
@@ -442,7 +452,7 @@ impl<'a> Calibrator<'a> {
         Ok(said.first().is_some_and(|first| first == &[1]))
     }
 
-    /// The marks that are measured of a protocol.
+    /// The marks measured for a protocol.
     fn marks(&self, protocol: Protocol) -> impl Iterator<Item = u64> + use<> {
         let longest = match protocol {
             Protocol::Simple => self.longest,
@@ -468,14 +478,14 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// As a communicator does it: one like the last in the short way, if it is short.
+    /// Runs an operation as a communicator does: from the program cache if possible.
     fn run(&mut self, plan: PlanId, protocol: Protocol, bytes: u64) -> Result<(), EngineError> {
         let way = (plan, protocol, bytes);
         let start = self.memory.start();
         let repeated = self.repeated.filter(|(last, _)| *last == way);
         if let Some((_, cached)) = repeated.filter(|(_, cached)| self.engine.can_run_cached(*cached)) {
             let data = (start, start.wrapping_add(self.longest as usize));
-            // SAFETY: both halves of the memory are long enough, and nobody else's.
+            // SAFETY: both halves of the memory are long enough and not used otherwise.
             let ticket = unsafe { self.engine.run_cached(cached, data, || false) };
             return ticket.map_or(Ok(()), |ticket| Ok(self.engine.wait(ticket)?));
         }
@@ -494,13 +504,13 @@ impl<'a> Calibrator<'a> {
             },
             deadline: Some(self.options.deadline),
         };
-        // SAFETY: both halves of the memory are long enough, and nobody else's.
+        // SAFETY: both halves of the memory are long enough and not used otherwise.
         let ticket = unsafe { self.engine.submit(operation) }?;
         self.repeated = self.engine.cache_program(ticket).map(|cached| (way, cached));
         Ok(self.engine.wait(ticket)?)
     }
 
-    /// What a rank's own work costs: all ranks do it at about the same time, as they do in operations.
+    /// Costs of a rank's own work, measured by all ranks at about the same time, as in operations.
     fn own_work(&self, otherwise: Compute) -> Result<Compute, CollectiveError> {
         let function = Function::new(DataType::F32, ReduceOp::Sum, 2)?;
         let (input, output) = (
@@ -511,7 +521,8 @@ impl<'a> Calibrator<'a> {
         let reduce = |at: usize, bytes: usize| {
             let (with, into) = (input.wrapping_add(at), output.wrapping_add(at));
             let sources = [(Form::Element, come.cast_const()), (Form::Element, with.cast_const())];
-            // SAFETY: both halves of the memory are long enough, and what has come region offset_by them; nobody else touches them: all operations on them are done.
+            // SAFETY: both halves of the memory are long enough, and the received data lies behind
+            // them; nothing else accesses them, as all operations on them are done.
             unsafe { function.reduce(&sources, (Form::Element, into), bytes / 4) };
         };
         let copy = |at: usize, bytes: usize| {
@@ -535,7 +546,7 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// What a byte costs of so many that are worked on piece by piece.
+    /// Cost per byte by size, for work done piece by piece.
     fn scale(&self, work: impl Fn(usize, usize)) -> Option<Scale> {
         let mut rates = Vec::new();
         for mark in MARKS.into_iter().filter(|&mark| mark <= self.longest) {
@@ -550,7 +561,7 @@ impl<'a> Calibrator<'a> {
                 }
                 samples.push(began.elapsed().as_nanos() as f64 / (times * mark) as f64);
             }
-            // The first was to make memory ready.
+            // The first sample allocates memory.
             rates.push((mark, median(samples.split_off(1))));
         }
         Scale::of(&rates)

@@ -1,6 +1,8 @@
-//! The collectives there are, as methods.
+//! The collectives as methods.
 //!
-//! A name alone is in place: what a rank has_output is where it gave, as [`Shape::shared`](crate::plan::Shape::shared) says. `…_into` has two memories. Those that cannot be in place have no such name.
+//! The plain name is in place: the output replaces the input, as
+//! [`Shape::shared`](crate::plan::Shape::shared) defines. `…_into` has separate input and output.
+//! Collectives that cannot run in place have no such suffix.
 
 use std::sync::Arc;
 
@@ -20,7 +22,7 @@ fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, Colle
     Err(CollectiveError::Misuse { collective, what })
 }
 
-/// Counts as parts, one offset_by the other: where each begins, and its length; and how long they are together.
+/// Displacements and lengths of consecutive parts, and their total length.
 fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
     let mut at = 0usize;
     let parts = counts.iter().map(|&len| {
@@ -69,7 +71,7 @@ impl Communicator {
         }
     }
 
-    /// Does an operation on segments of this communicator, with as many elements as it needs from their beginnings on.
+    /// Runs an operation on segments of this communicator, from their beginnings.
     ///
     /// # Errors
     /// As [`Call::wait`]; [`CollectiveError::Misuse`] where a segment is too short.
@@ -107,7 +109,7 @@ impl Communicator {
         self.shared.run(spec, &self.settings())
     }
 
-    /// Elements of one rank's part of so many.
+    /// Elements per rank of `len` elements.
     fn part(&self, collective: Collective, len: usize) -> Result<usize, CollectiveError> {
         let ranks = self.ranks as usize;
         if len.is_multiple_of(ranks) {
@@ -166,7 +168,7 @@ impl Communicator {
         }
     }
 
-    /// All ranks get the reduction of all `data`, in its place.
+    /// All ranks get the reduction of all `data`, in place.
     pub fn all_reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         let spec = self.spec::<X::Element>(Collective::AllReduce, len, at, at);
@@ -187,7 +189,8 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// All ranks get all parts: `data` has as many for each rank, and each rank's own is there at first.
+    /// All ranks get all parts, in place: `data` has a part for each rank, of which the own one is
+    /// the input.
     pub fn all_gather<X: Target>(&self, mut data: X) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::AllGather;
         let (at, len) = data.region(self.number);
@@ -212,7 +215,8 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank has_output its part of the reduction, where that part of its `data` was; the rest is as it was.
+    /// Each rank gets its part of the reduction, in place of that part of its `data`; the rest is
+    /// unchanged.
     pub fn reduce_scatter<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::ReduceScatter;
         let (at, len) = data.region(self.number);
@@ -246,7 +250,7 @@ impl Communicator {
         Call::new(self, self.with_root(spec, root), data)
     }
 
-    /// All ranks get the root's `input`; that of the others is not looked at.
+    /// All ranks get the root's `input`; that of the others is ignored.
     pub fn broadcast_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -265,7 +269,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// The root has_output the reduction of all `data`, in its place; what the others have is as it was.
+    /// The root gets the reduction of all `data`, in place; that of the others is unchanged.
     pub fn reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>, root: Rank) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         let wanted = if self.rank == root { at } else { BufferRef::NONE };
@@ -274,7 +278,8 @@ impl Communicator {
         Call::new(self, spec, data)
     }
 
-    /// The root has_output the reduction of all `input`s; the `output` of the others is not touched, and may be empty.
+    /// The root gets the reduction of all `input`s; the `output` of the others is unused and may be
+    /// empty.
     pub fn reduce_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -296,7 +301,8 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// The root has_output all parts: its `data` has as many for each rank, its own there at first; that of the others is their part.
+    /// The root gets all parts, in place: its `data` has a part for each rank, of which the own one
+    /// is its input; that of the others is their part.
     pub fn gather<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Gather;
         let (at, len) = data.region(self.number);
@@ -312,7 +318,7 @@ impl Communicator {
         Call::new(self, spec, data)
     }
 
-    /// The root has_output all `input`s, by rank; the `output` of the others is not touched, and may be empty.
+    /// The root gets all `input`s, by rank; the `output` of the others is unused and may be empty.
     pub fn gather_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -331,7 +337,8 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank has_output its part of the root's `data`, which has as many for each rank; the root's own stays where it is.
+    /// Each rank gets its part of the root's `data`, which has one for each rank; the root's own
+    /// part stays in place.
     pub fn scatter<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Scatter;
         let (at, len) = data.region(self.number);
@@ -347,7 +354,8 @@ impl Communicator {
         Call::new(self, spec, data)
     }
 
-    /// Each rank has_output its part of the root's `input`; that of the others is not looked at, and may be empty.
+    /// Each rank gets its part of the root's `input`; that of the others is ignored and may be
+    /// empty.
     pub fn scatter_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -366,7 +374,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank has_output its part of every rank's `input`, by rank; parts are of one length.
+    /// Each rank gets its part of every rank's `input`, by rank; all parts have one length.
     pub fn all_to_all<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -380,10 +388,12 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank has_output its part of every rank's `input`: `send[r]` elements go to rank r, and `receive[r]` come from it, each one offset_by the other.
+    /// Each rank gets its part of every rank's `input`, of different lengths: `send[r]` elements go
+    /// to rank r, and `receive[r]` come from it, consecutively.
     ///
-    /// What a rank receives from another is as many as that one sends to it; else the communicator fails on all ranks, and the error says who and how many. By [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
-    /// As each rank has to be told by every other, none is done before all have begun.
+    /// If two ranks disagree on a length, the communicator fails on all ranks, and the error names
+    /// them and the lengths. The default protocol is [`Protocol::Simple`](crate::Protocol::Simple).
+    /// As every pair exchanges lengths, no rank completes before all have begun.
     pub fn all_to_all_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         input: X,
@@ -434,14 +444,16 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// All ranks get all `input`s, by rank, of lengths of their own: `counts`, the equal_length on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. Directly from each to each, by [`Protocol::Simple`](crate::Protocol::Simple), if no other is asked for.
+    /// All ranks get all `input`s, by rank, of different lengths: `counts`, the same on all ranks,
+    /// or it fails as [`all_to_all_v`](Self::all_to_all_v) does. Directly between all pairs, by
+    /// [`Protocol::Simple`](crate::Protocol::Simple) by default.
     pub fn all_gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
         mut output: Y,
         counts: &[usize],
     ) -> Call<'_, (X, Y)> {
-        // Each rank has the equal_length for all others.
+        // Each rank sends the same part to all others.
         const COLLECTIVE: Collective = Collective::AllToAllV;
         let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
         let (receive, all) = displacements(counts);
@@ -474,7 +486,9 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// Each rank has_output its part of the reduction of all `input`s, of lengths of their own: `counts`, the equal_length on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. By [`Algorithm::FullMesh`], which is `deterministic`; another is refused.
+    /// Each rank gets its part of the reduction of all `input`s, of different lengths: `counts`,
+    /// the same on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. By
+    /// [`Algorithm::FullMesh`], which is `deterministic`; others are refused.
     pub fn reduce_scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -518,7 +532,9 @@ impl Communicator {
         Call::new(self, spec, (input, output)).algorithm(Algorithm::FullMesh)
     }
 
-    /// The root has_output all `input`s, by rank, of lengths of their own: `counts`, which only the root looks at. If they are not what the others give, it fails as [`all_to_all_v`](Self::all_to_all_v) does.
+    /// The root gets all `input`s, by rank, of different lengths: `counts`, which only the root
+    /// uses. If they do not match the inputs, it fails as [`all_to_all_v`](Self::all_to_all_v)
+    /// does.
     pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -539,7 +555,9 @@ impl Communicator {
         self.ragged((input, send), (output, receive), Some(root))
     }
 
-    /// Each rank has_output its part of the root's `input`, of lengths of their own: `counts`, which only the root looks at. Each has an `output` of its length, or it fails as [`all_to_all_v`](Self::all_to_all_v) does.
+    /// Each rank gets its part of the root's `input`, of different lengths: `counts`, which only
+    /// the root uses. Each `output` has its part's length, or it fails as
+    /// [`all_to_all_v`](Self::all_to_all_v) does.
     pub fn scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         input: X,
@@ -560,7 +578,7 @@ impl Communicator {
         self.ragged((input, send), (output, receive), Some(root))
     }
 
-    /// Each rank sends its `input` to the next one, and has_output what the one before has sent.
+    /// Each rank sends its `input` to the next rank, and receives that of the previous one.
     pub fn send_receive<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -573,7 +591,7 @@ impl Communicator {
         Call::new(self, spec, (input, output))
     }
 
-    /// No rank leaves before all have come.
+    /// Returns once all ranks have called it.
     pub fn barrier(&self) -> Call<'_, ()> {
         Call::new(
             self,

@@ -1,4 +1,4 @@
-//! How a communicator comes to be: of a group and devices, or of another communicator.
+//! Creation of communicators, from a group and devices or from another communicator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::topology;
 use crate::tune::{Overrides, Rule, Tuner, TuningFile};
 use crate::types::Rank;
 
-/// What rank 0 says, for all to choose alike.
+/// The tuning that rank 0 distributes, so that all ranks choose alike.
 #[derive(Serialize, Deserialize)]
 struct SharedTuning {
     local: Link,
@@ -68,7 +68,7 @@ impl SharedTuning {
 }
 
 impl Communicator {
-    /// The rank that a launcher made of this process: [`Group::from_env`], on one device, with [`Options::from_env`].
+    /// A rank of a launched job: [`Group::from_env`] on one device, with [`Options::from_env`].
     ///
     /// # Errors
     /// As those, and as [`new`](Self::new).
@@ -77,7 +77,8 @@ impl Communicator {
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
     }
 
-    /// The same on any number of devices, made as these options say. Those that the environment says are not looked at, unless they began as [`Options::from_env`]:
+    /// The same on any number of devices, with these options. Environment variables of options are
+    /// ignored unless the options began as [`Options::from_env`]:
     ///
     /// ```no_run
     /// # use doorbell_collectives::{CollectiveError, Communicator, Options};
@@ -93,10 +94,11 @@ impl Communicator {
         Self::new(devices, Group::from_env()?, options)
     }
 
-    /// A rank of this group, on these devices: connections are spread over them. All members do the same at the same time.
+    /// A rank of this group, on these devices; connections are spread over them. All members call
+    /// it at the same time.
     ///
     /// # Errors
-    /// When a device refuses something, the members do not come together, or the tuning file cannot be used.
+    /// When a device refuses a request, a member is missing, or the tuning file is invalid.
     pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
         options.deadline = options.deadline.min(FOREVER);
         let state = State::connect(devices, &mut group, &options, None)?;
@@ -131,16 +133,17 @@ impl Communicator {
         })
     }
 
-    /// Divides the communicator: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none. All ranks call it.
+    /// Splits the communicator: members of one `colour` form a communicator, ordered by `key` and
+    /// then by rank. A member without a colour is in none. All ranks call it.
     ///
     /// # Errors
-    /// When a member does not come, or a device refuses something.
+    /// When a member is missing, or a device refuses a request.
     pub fn split(&self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CollectiveError> {
         let part = self.exchanging(|group| group.split(colour, key))?;
         part.map(|group| self.with_group(group)).transpose()
     }
 
-    /// The same members once more, as another communicator. All ranks call it.
+    /// A second communicator of the same members. All ranks call it.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -149,10 +152,12 @@ impl Communicator {
         self.with_group(group)
     }
 
-    /// Measures the costs anew that choices are made by, and chooses anew from then on. All ranks call it, with nothing under way: after their threads were bound to processors, say. A tuning file's costs stay.
+    /// Measures the costs of the cost model and chooses algorithms anew, for example after threads
+    /// were bound to processors. All ranks call it, with nothing in flight. A tuning file's costs
+    /// take precedence.
     ///
     /// # Errors
-    /// When an operation fails, or not all ranks have come.
+    /// When an operation fails, or a rank is missing.
     pub fn calibrate(&self) -> Result<(), CollectiveError> {
         let mut tuner = calibrate::measured(self)?;
         if let Some(path) = &self.options.tuning_file {
@@ -165,7 +170,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Does something with the group, within the communicator's deadline; all ranks do the same.
+    /// Runs an exchange of the group within the communicator's deadline; all ranks run the same.
     pub(crate) fn exchanging<R>(
         &self,
         act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>,
@@ -181,10 +186,11 @@ impl Communicator {
         Self::of(state, group, &self.devices, self.options.clone())
     }
 
-    /// After a failure: those who are left, as another communicator. All who want to go on call it; whoever does not within `timeout` is not in it. Who dies meanwhile is left out as well.
+    /// After a failure, creates a communicator of the survivors. All that want to continue call it;
+    /// a member that does not within `timeout`, or dies meanwhile, is excluded.
     ///
     /// # Errors
-    /// When the others go on without this rank, or there was no agreement in time.
+    /// When the others continue without this rank, or there was no agreement in time.
     pub fn shrink(&self, timeout: Duration) -> Result<Self, CollectiveError> {
         let timeout = timeout.min(FOREVER);
         let until = Instant::now() + timeout;
@@ -196,7 +202,7 @@ impl Communicator {
             group.control_mut().set_timeout(left.max(Duration::from_millis(1)));
             match State::connect(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
                 Ok(state) => return Self::of(state, group, &self.devices, self.options.clone()),
-                // Somebody is gone in between.
+                // A member was lost meanwhile.
                 Err(CollectiveError::Engine(EngineError::Exchange(_)) | CollectiveError::Exchange(_))
                     if !left.is_zero() =>
                 {
@@ -209,7 +215,7 @@ impl Communicator {
 }
 
 impl State {
-    /// Connects with the other members, and agrees with them on how choices are made: by `tuner`, where there is one.
+    /// Connects to the other members, and adopts rank 0's tuning, from `tuner` where there is one.
     fn connect(
         devices: &[Context],
         group: &mut Group,
@@ -236,7 +242,8 @@ impl State {
     }
 }
 
-/// How ranks wait: by how many there are on this host, and the processors on which any of them may run. One alone may be bound to a single processor, and yet have it for itself.
+/// The wait policy: by the number of ranks on this host and the processors on which any of them may
+/// run. A single rank may be bound to one processor and still have it to itself.
 fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
     let own: Vec<u8> = (0..CpuSet::count())
@@ -256,7 +263,7 @@ fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
     ))
 }
 
-/// Where all members are, by rank; this one is at `mine`, if it knows.
+/// The locations of all members, by rank; this one's is `mine`, if known.
 fn places(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
     let mine = mine.map(topology::Member::encode).unwrap_or_default();
     let said = group.control_mut().all_gather(&mine)?;
@@ -278,7 +285,7 @@ fn places(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topo
     place.collect()
 }
 
-/// By rank: which of the hosts it is on, counted in the order of their lowest ranks.
+/// By rank: the index of its host, in the order of the hosts' lowest ranks.
 fn hosts(members: &[topology::Member]) -> Vec<u32> {
     let mut names: Vec<&str> = Vec::new();
     let mut number = |host| match names.iter().position(|name| *name == host) {
@@ -291,7 +298,7 @@ fn hosts(members: &[topology::Member]) -> Vec<u32> {
     members.iter().map(|member| number(member.host.as_str())).collect()
 }
 
-/// Takes what rank 0 says for this rank's own.
+/// Distributes rank 0's tuning.
 fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
     let tuning = match group.rank() {
         Rank(0) => serde_json::to_vec(&SharedTuning::of(mine)).unwrap_or_default(),
@@ -313,7 +320,8 @@ fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveErro
     })
 }
 
-/// A tuner by the options of this rank alone, with the costs of a userspace device between processes of one host.
+/// A tuner from the options of this rank, with the costs of the soft device between processes of
+/// one host.
 fn tuner_of(options: &Options) -> Tuner {
     let link = Link::soft_local();
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);

@@ -1,7 +1,10 @@
-//! Driving operations to their end, and what is done where one does not get on.
+//! Driving operations to completion, deadlines, and failure handling.
 //!
-//! Whoever waits drives the engine, under the lock; it is let go of whenever the driver would sleep. An operation that is not done in half of its time has all members asked what they wait for; shortly before its end the group is given
-//! up with what was found, on all ranks, so that each returns in time with the same verdict. A death, an abort or another rank's verdict shows as a flag that is looked at in each turn.
+//! A waiting thread drives the engine under the lock, which it releases before it sleeps. An
+//! operation that is not complete after half of its timeout has all members queried; shortly before
+//! its deadline the group is failed with the finding, on all ranks, so that each returns in time
+//! with the same verdict. A death, an abort or another rank's verdict raises a flag that is polled
+//! in each step.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,35 +24,37 @@ use crate::plan::Collective;
 use crate::tune::Overrides;
 use crate::types::{Protocol, Rank};
 
-/// Turns without news between two looks at the clock.
+/// Idle steps between two deadline checks.
 const CLOCK_CHECK_INTERVAL: u32 = 64;
-/// How long a member may take to answer what it waits for, before it is taken to be stopped, where the deadline leaves so much.
+/// Maximum time for a member to reply to a query before it counts as stopped, where the deadline
+/// allows.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two looks at what others have to say about a failure.
+/// Interval between polls for the members' replies after a failure.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long the thread in the background stays away from a lock that somebody wants.
+/// Delay after which the progress thread retries a contended lock.
 const LOCK_YIELD: Duration = Duration::from_micros(20);
 
-/// What the threads of a rank share.
+/// State shared by the threads of a rank.
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Apart from the state, so that it can be aborted while somebody waits.
+    /// Separate from the state, so that the group can be aborted while a thread waits.
     group: Mutex<Group>,
     pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
-    /// As it is at the beginning of a wait.
+    /// Initial backoff of a wait.
     backoff: Backoff,
-    /// Whether a thread in the background drives what was started; and threads that want the lock, or have it, other than that one.
+    /// Whether a progress thread drives started operations; and the number of other threads that
+    /// wait for or hold the lock.
     background: bool,
     lock_waiters: AtomicUsize,
-    /// Whether the thread in the background is to end.
+    /// Whether the progress thread is to exit.
     shutdown: AtomicBool,
-    /// Something was started.
+    /// Notified when an operation was started.
     started: Condvar,
 }
 
-/// The lock, lock_waiters by somebody who calls the communicator.
+/// The lock, held by a caller of the communicator.
 struct StateLock<'s> {
     state: MutexGuard<'s, State>,
     shared: &'s Shared,
@@ -64,7 +69,8 @@ impl Drop for StateLock<'_> {
     }
 }
 
-/// Fails the engine if driving it panics, as an operator of the user's may: then its queue pairs are gone, and nobody touches what operations have borrowed.
+/// Fails the engine if driving it panics, as a user-defined operator may: its queue pairs are
+/// destroyed, so nothing accesses borrowed buffers any more.
 struct AbortOnPanic<'a>(&'a mut State);
 
 impl Drop for AbortOnPanic<'_> {
@@ -75,7 +81,7 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-/// Shortly before the end of an operation's time: when it has to be given up for all ranks to hear of it in time.
+/// Time before a deadline that is reserved for the agreement on the cause.
 fn agreement_margin(deadline: Duration) -> Duration {
     (AGREEMENT_TIMEOUT + AGREEMENT_TIMEOUT / 4).min(deadline / 8)
 }
@@ -95,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// A panic while it is held has failed the engine, and left the rest as it was.
+    /// A panic of a lock holder has failed the engine and left the other state consistent.
     #[inline]
     fn lock(&self) -> StateLock<'_> {
         if self.background {
@@ -107,12 +113,12 @@ impl Shared {
         }
     }
 
-    /// The group, for exchanges and for what concerns all members.
+    /// The group, for exchanges and for control messages.
     pub(super) fn group(&self) -> MutexGuard<'_, Group> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state, or changes it.
+    /// Runs an action on the state.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         act(&mut self.lock().state)
     }
@@ -122,7 +128,7 @@ impl Shared {
         self.submit(&mut self.lock().state, spec, settings)
     }
 
-    /// Begins an operation and drives it to its end.
+    /// Begins an operation and drives it to completion.
     #[inline]
     pub(super) fn run(&self, spec: OperationSpec, settings: &CallSettings) -> Result<(), CollectiveError> {
         let nothing = spec.is_empty() && settings.forced.algorithm.is_none();
@@ -149,13 +155,14 @@ impl Shared {
         self.finish(lock, ticket)
     }
 
-    /// Does an operation that is like the one before; has_input its ticket if it is not done in a few microseconds.
+    /// Runs an operation from the program cache; returns its ticket if it is not complete in a few
+    /// microseconds.
     #[inline]
     fn run_cached(&self, state: &mut State, cached: CachedProgram, spec: &OperationSpec) -> Option<Ticket> {
         let number = state.engine.next_number();
         self.monitor.begin(number, spec.collective);
         let data = (spec.input.start(), spec.output.start());
-        // SAFETY: as of `submit`; and it is like the last, as it has been compared.
+        // SAFETY: as of `submit`; the cache key has been compared.
         let ticket = unsafe { state.engine.run_cached(cached, data, || self.monitor.needs_attention()) };
         if ticket.is_none() {
             self.monitor.finish(number);
@@ -164,7 +171,7 @@ impl Shared {
         ticket
     }
 
-    /// Drives an operation to its end.
+    /// Drives an operation to completion.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<(), CollectiveError> {
         self.finish(self.lock(), ticket)
     }
@@ -196,7 +203,7 @@ impl Shared {
         }
         let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
-        // SAFETY: whoever calls this has the buffers: `Call::wait`, `start` and `Batch::add`.
+        // SAFETY: the callers hold the buffers: `Call::wait`, `start` and `Batch::add`.
         let (input, output) = unsafe { (spec.input.data(), spec.output.data()) };
         let operation = Operation {
             plan,
@@ -209,7 +216,9 @@ impl Shared {
             tuning,
             deadline: Some(settings.deadline),
         };
-        // SAFETY: `Source` and `Target` say truly where their elements lie. They are borrowed, or held by the request, until the operation is done or the engine has failed: `Call::wait`, `Batch` and `Request` see to that.
+        // SAFETY: `Source` and `Target` return the address and length of their elements. They are
+        // borrowed, or owned by the request, until the operation is done or the engine has failed,
+        // as `Call::wait`, `Batch` and `Request` ensure.
         match unsafe { state.engine.submit(operation) } {
             Ok(ticket) => {
                 self.monitor.begin(ticket.number(), spec.collective);
@@ -220,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Begins one end of a message between two ranks.
+    /// Begins one end of a point-to-point message.
     fn submit_message(
         &self,
         state: &mut State,
@@ -309,7 +318,8 @@ impl Shared {
         }
     }
 
-    /// Drives the engine once, and looks at what else may have happened. Whether anything moved.
+    /// Drives the engine one step and handles attention and deadlines. Returns whether there was
+    /// progress.
     #[inline]
     fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
         let driven = AbortOnPanic(state);
@@ -331,11 +341,11 @@ impl Shared {
         }
     }
 
-    /// Whether an operation is done, after a few turns.
+    /// Whether an operation is complete, after one step.
     pub(super) fn test(&self, ticket: Ticket) -> Result<bool, CollectiveError> {
         let mut lock = self.lock();
         let state = &mut *lock.state;
-        // The clock is looked at each time: who knows how often this is called.
+        // The clock is read each time, as calls may be rare.
         let mut idle = CLOCK_CHECK_INTERVAL - 1;
         self.poll_once(state, &mut idle);
         match state.engine.take(ticket) {
@@ -344,7 +354,7 @@ impl Shared {
         }
     }
 
-    /// An operation nobody asks about any more, and what must outlive it.
+    /// An operation whose request was dropped, and the segments that must outlive it.
     pub(super) fn abandon(&self, ticket: Ticket, keep: [Option<Arc<Segment>>; 2]) {
         self.with(|state| {
             state.abandoned.push((ticket, keep));
@@ -352,7 +362,7 @@ impl Shared {
         });
     }
 
-    /// Ends what is under way here, at once, without asking anybody.
+    /// Fails everything in flight on this rank at once, without agreement.
     pub(super) fn abort_local(&self, why: &str) {
         self.with(|state| {
             let waiting = state.engine.waiting();
@@ -369,12 +379,12 @@ impl Shared {
         });
     }
 
-    /// Why it has failed, which it has.
+    /// The error of a failed communicator.
     pub(super) fn why(&self) -> CollectiveError {
         self.with(|state| self.record_failure(state))
     }
 
-    /// Drives what is under way until nothing is, or until then.
+    /// Drives operations until none is in flight, or until the deadline.
     pub(super) fn drain(&self, until: Instant) {
         let mut backoff = self.backoff.clone();
         let mut idle = 0;
@@ -394,7 +404,7 @@ impl Shared {
         }
     }
 
-    /// Somebody asks what the engine waits for, or the group has failed.
+    /// A report is requested, or the group has failed.
     #[cold]
     fn handle_attention(&self, state: &mut State) {
         if self.monitor.failed() || state.engine.failed().is_some() {
@@ -405,7 +415,7 @@ impl Shared {
         }
     }
 
-    /// Says what the engine waits for; and to whom its links work, if that is asked: then perhaps not yet.
+    /// Reports the engine's waits, after the link test if one is requested and complete.
     fn report_waits(&self, state: &mut State, waits: Vec<Wait>) {
         if let Some(timeout) = self.monitor.requested_link_test().filter(|_| state.engine.has_links()) {
             let Some(reached) = state.engine.probe_links(timeout) else {
@@ -416,7 +426,8 @@ impl Shared {
         self.monitor.report(waits);
     }
 
-    /// Asks the members when an operation takes long, and has_input up when its time is nearly shutdown.
+    /// Starts an investigation when an operation takes long, and fails the group shortly before its
+    /// deadline.
     #[cold]
     fn check_deadlines(&self, state: &mut State) {
         let Some((began, deadline)) = state.engine.expiring() else {
@@ -438,7 +449,8 @@ impl Shared {
         }
     }
 
-    /// The engine or the group has failed: stops the engine, waits until the members have agreed on why, and keeps that.
+    /// The engine or the group has failed: stops the engine, waits until the members have agreed on
+    /// the cause, and records it.
     #[cold]
     fn record_failure(&self, state: &mut State) -> CollectiveError {
         if let Some(failed) = &state.failed {
@@ -471,14 +483,14 @@ impl Shared {
         failed.into()
     }
 
-    /// This rank's engine has failed by itself: has the members find out why, and has_input up.
+    /// This rank's engine has failed by itself: investigates the cause, and fails the group.
     fn handle_engine_failure(&self, state: &mut State, own: &Failed) {
         let left = state.engine.expiring().map_or(REPLY_TIMEOUT, |(began, deadline)| {
             deadline.saturating_sub(began.elapsed())
         });
         let reason = own.to_string();
         if matches!(own, Failed::Length { .. } | Failed::Parts { .. }) {
-            // There is nothing to find out.
+            // The cause is known.
             return self.group().control().give_up(&reason);
         }
         let broken = state.engine.report();
@@ -486,7 +498,7 @@ impl Shared {
         if state.stall == Stall::None {
             self.group().control().investigate_links(window);
         }
-        // Somebody who does not answer shows only at the end of the window, and a busy machine takes its time.
+        // An unresponsive member shows only at the end of the window, and a busy machine delays it.
         let until = Instant::now() + window + left / 4;
         while Instant::now() < until && !self.monitor.failed() {
             if self.monitor.report_requested() {
@@ -500,19 +512,20 @@ impl Shared {
         self.group().control().give_up(&reason);
     }
 
-    /// Something was started: the thread in the background may have to wake.
+    /// An operation was started: wakes the progress thread.
     pub(super) fn wake(&self) {
         self.started.notify_one();
     }
 
-    /// Has the thread in the background end.
+    /// Ends the progress thread.
     pub(super) fn end(&self) {
         self.shutdown.store(true, Ordering::Relaxed);
-        // Under the lock, so that it cannot come between a look at the flag and falling asleep.
+        // Notified under the lock, so that the thread cannot miss it between its check of the flag
+        // and its sleep.
         self.with(|_| self.started.notify_all());
     }
 
-    /// The thread in the background: drives what was started, whenever nobody else does.
+    /// The progress thread: drives started operations while no other thread does.
     pub(super) fn drive_in_background(&self) {
         let mut backoff = self.backoff.clone();
         let mut idle = 0;
@@ -536,7 +549,7 @@ impl Shared {
             }
             drop(state);
             while lock_waiters() && !self.shutdown.load(Ordering::Relaxed) {
-                // Whoever wants it may be waiting for an operation, and drives all of them meanwhile.
+                // A waiting thread may wait for an operation, and drives all of them meanwhile.
                 thread::sleep(LOCK_YIELD);
             }
             if !moved {

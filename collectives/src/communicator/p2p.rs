@@ -1,4 +1,4 @@
-//! Messages between two ranks of a communicator.
+//! Point-to-point messages of a communicator.
 
 use super::call::{Call, OperationSpec};
 use super::data::{BufferRef, Source, Target};
@@ -9,22 +9,28 @@ use crate::plan::Collective;
 use crate::types::Rank;
 
 impl Communicator {
-    /// Sends `data` to rank `to`, which [receives](Self::receive) as many elements from this one. Only these two call it. It is done when it has arrived.
+    /// Sends `data` to rank `to`, which [receives](Self::receive) as many elements from this one.
+    /// Only these two ranks call it. It is complete when the message has arrived.
     ///
-    /// Messages from one rank to another arrive in the order in which they are sent, and are received in the order in which that is called. They have no order with anything else: neither with messages between other ranks nor with
-    /// operations of all. In a [group](Self::group), sends and receives get on in any order, with any number of ranks; without one, or being [started](Call::start), each is waited for before the next, and two ranks that send to each other
-    /// before they receive wait for ever. A message to itself needs a group, too.
+    /// Messages from one rank to another are received in the order in which they are sent. There is
+    /// no order with messages between other ranks, or with collectives. In a [group](Self::group),
+    /// sends and receives progress in any order, with any number of ranks. Without one, and unless
+    /// [started](Call::start), each call blocks until it is complete, so two ranks that both send
+    /// before they receive deadlock. A message to the own rank needs a group, too.
     ///
-    /// There is nothing to choose: the call's deadline is all that is looked at, and an algorithm or another protocol than [`Simple`](crate::Protocol::Simple) is refused.
+    /// Of the settings only the deadline applies; an algorithm, or another protocol than
+    /// [`Simple`](crate::Protocol::Simple), is refused.
     ///
     /// # Errors
-    /// Of the [`Call`]: if the receiver means another length, the communicator fails on all ranks, and the error says both; if it does not come, it is named.
+    /// Of the [`Call`]: if the receiver expects another length, the communicator fails on all
+    /// ranks, and the error has both; if it does not receive, it is named.
     pub fn send<X: Source>(&self, mut data: X, to: Rank) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         Call::new(self, self.message::<X::Element>(Direction::Send, to, at, len), data)
     }
 
-    /// Receives what rank `from` [sends](Self::send) to this one: as many elements as `data` has. It is done when they are there.
+    /// Receives the message that rank `from` [sends](Self::send) to this one: as many elements as
+    /// `data` has. It is complete when they have arrived.
     ///
     /// # Errors
     /// As of `send`.

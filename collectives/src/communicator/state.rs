@@ -1,4 +1,5 @@
-//! What a communicator holds under its lock: the engine, and how operations of each kind and size are done.
+//! State under a communicator's lock: the engine, and the plans chosen for each collective and size
+//! class.
 
 use std::sync::Arc;
 
@@ -13,55 +14,55 @@ use crate::topology;
 use crate::tune::{Choice, Decision, Overrides, Question, Tuner};
 use crate::types::{DataType, Protocol, Rank};
 
-/// What decides how an operation is done; the same on all ranks, as sizes are.
+/// The properties that determine the choice of a plan; the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ChoiceKey {
     collective: Collective,
     root: Rank,
     data: DataType,
-    /// Operations of more than half of 2^size_class bytes, and not more than that, are done in one way.
+    /// Operations of more than 2^(n-1) and at most 2^n bytes share a choice.
     size_class: u32,
     deterministic: bool,
     forced: Overrides,
 }
 
-/// A way that was chosen.
+/// A chosen plan.
 struct ChosenPlan {
     key: ChoiceKey,
     plan: PlanId,
     tuning: Tuning,
 }
 
-/// How far a communicator is with a stall.
+/// Progress of stall handling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
-    /// None, or not long enough.
+    /// No stall, or a short one.
     None,
-    /// Half of an operation's time was over, and the members were asked.
+    /// Half of an operation's timeout has passed, and the members were queried.
     Investigated,
 }
 
-/// Under the lock.
+/// State under the lock.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,
-    /// By rank: which of the hosts it is on.
+    /// By rank: the index of its host.
     pub(super) hosts: Vec<u32>,
     /// The order of rings and trees.
     pub(super) order: Vec<Rank>,
-    /// By rank: where it is.
+    /// By rank: its location.
     pub(super) places: Vec<topology::Member>,
     chosen: Vec<ChosenPlan>,
-    /// The way that was taken last, as it most often is the next.
+    /// Index of the plan used last, which is the most likely next one.
     last: usize,
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
-    /// Operations whose requests were dropped, and what must outlive them.
+    /// Operations whose requests were dropped, and the segments that must outlive them.
     pub(super) abandoned: Vec<(Ticket, [Option<Arc<Segment>>; 2])>,
     pub(super) stall: Stall,
-    /// What operations were like that the engine has cached, and which of them came last.
+    /// Keys of the engine's cached programs, and the index of the last one used.
     repeated: Vec<(CacheKey, CachedProgram)>,
     latest: usize,
-    /// Why nothing goes any more.
+    /// Why the communicator has failed.
     pub(super) failed: Option<Box<GroupFailed>>,
 }
 
@@ -90,14 +91,14 @@ impl State {
         }
     }
 
-    /// Chooses anew from now on.
+    /// Replaces the tuner and discards all choices.
     pub(super) fn choose_by(&mut self, tuner: Tuner) {
         self.tuner = tuner;
         self.chosen.clear();
         self.repeated.clear();
     }
 
-    /// What the engine has cached of an operation like this, and can do at once.
+    /// The cached program of an operation, if it can run at once.
     #[inline]
     pub(super) fn cached(&mut self, cache_key: &CacheKey) -> Option<CachedProgram> {
         if self.repeated.get(self.latest).is_none_or(|(last, _)| last != cache_key) {
@@ -107,7 +108,7 @@ impl State {
         self.engine.can_run_cached(cached).then_some(cached)
     }
 
-    /// Has the engine remember an operation that has just begun.
+    /// Has the engine cache the program of an operation that has just begun.
     pub(super) fn cache_program(&mut self, cache_key: CacheKey, ticket: Ticket) {
         let known = self.repeated.iter().position(|(one, _)| *one == cache_key);
         let Some(cached) = self.engine.cache_program(ticket) else {
@@ -117,7 +118,7 @@ impl State {
         match known {
             Some(index) => self.repeated[index] = new,
             None if self.repeated.len() < CACHED_PROGRAMS => self.repeated.push(new),
-            // The engine forgets by turns, too.
+            // The engine evicts round-robin, too.
             None => {
                 self.repeated.remove(0);
                 self.repeated.push(new);
@@ -125,7 +126,7 @@ impl State {
         }
     }
 
-    /// How an operation of so many bytes is done.
+    /// The plan and tuning for an operation of so many bytes.
     #[inline]
     pub(super) fn way(
         &mut self,
@@ -153,7 +154,7 @@ impl State {
         Ok((way.plan, way.tuning))
     }
 
-    /// Chooses a way, and keeps it.
+    /// Chooses a plan and caches it.
     #[cold]
     fn choose(&mut self, key: ChoiceKey) -> Result<usize, CollectiveError> {
         let Choice {
@@ -182,7 +183,7 @@ impl State {
             ..
         } = key;
         if let Some(algorithm) = forced.algorithm {
-            // The call names it, so it is this one or none.
+            // The call selects the algorithm: no other may be used.
             algorithm.schedule(collective, &self.order, root)?;
             if deterministic && !algorithm.deterministic(collective) {
                 return Err(CollectiveError::Misuse {
@@ -192,7 +193,7 @@ impl State {
             }
         }
         if collective == Collective::AllToAllV {
-            // Each pair of ranks knows other lengths, so there is nothing to choose by that all know.
+            // Each pair of ranks has other lengths, so no common size is known to choose by.
             forced.protocol = forced.protocol.or(Some(Protocol::Simple));
         }
         let question = Question {
@@ -203,7 +204,8 @@ impl State {
             deterministic,
         };
         if deterministic && forced.algorithm.is_none() {
-            // The order is the algorithm's, so nothing that is measured, or said of slices and channels, may decide on it.
+            // The reduction order depends on the algorithm, so it must not depend on measurements,
+            // slices or channels.
             let mut standard = Tuner::new(Link::soft_local(), Link::soft_local(), Compute::default(), 1);
             standard.overrides.algorithm = self.tuner.overrides.algorithm;
             let decision = standard.choose(&question, &vec![0; self.hosts.len()], &self.order)?;
@@ -216,7 +218,7 @@ impl State {
         Ok(tuner.choose(&question, &self.hosts, &self.order)?)
     }
 
-    /// What would be done, and why.
+    /// The choice and its reason.
     pub(super) fn explain(
         &self,
         collective: Collective,
@@ -249,14 +251,14 @@ impl State {
         Ok(plan)
     }
 
-    /// Forgets operations that nobody asks about any more, and are done.
+    /// Drops abandoned operations that are complete.
     pub(super) fn drop_completed(&mut self) {
         let Self { engine, abandoned, .. } = self;
         abandoned.retain(|(ticket, _)| engine.take(*ticket).is_none() && engine.has(*ticket));
     }
 }
 
-/// The size_class of sizes: 2^size_class bytes are the most of it.
+/// The size class: its maximum is 2^class bytes.
 fn size_class(bytes: u64) -> u32 {
     bytes.max(1).checked_next_power_of_two().map_or(63, u64::trailing_zeros)
 }

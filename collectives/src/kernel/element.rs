@@ -10,15 +10,16 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that buffers of collectives are made of. Every bit pattern is a value of it, and its size is that of [`TYPE`](Self::TYPE); sealed for that reason.
+/// An element type of buffers. Every bit pattern is a value, and its size is that of
+/// [`TYPE`](Self::TYPE); sealed for that reason.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// What it is called.
+    /// The data type.
     const TYPE: DataType;
-    /// What partial results of it are made of.
+    /// The accumulator type of partial results.
     type Accumulator: Accumulator;
 }
 
-/// An element that accumulates as itself: what partial results are made of, and what operators and scalars are over.
+/// An element that is its own accumulator: the type of partial results, operators and scalars.
 pub trait Accumulator: Element<Accumulator = Self> {}
 
 macro_rules! elements {

@@ -1,4 +1,5 @@
-//! The kernels beside a reference that works on one element at a time, in another way: integers as `i128`, conversions by the crate `half` or by searching all numbers.
+//! The kernels against a reference that processes one element at a time, differently: integers as
+//! `i128`, conversions by the crate `half` or by searching all numbers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -9,7 +10,7 @@ mod reduce;
 mod reference;
 mod user;
 
-/// SplitMix64: the same numbers in every run.
+/// SplitMix64 with a fixed seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -36,7 +37,8 @@ impl Random {
     }
 }
 
-/// Bytes from `offset` beyond a multiple of 64 on, in an allocation that ends where they do, so that a sanitizer sees what is read or written beyond.
+/// Bytes at an offset from a multiple of 64, in an allocation that ends with them, so that a
+/// sanitizer detects accesses beyond.
 pub(super) struct Memory {
     base: *mut u8,
     layout: Layout,
