@@ -160,7 +160,7 @@ fn try_rendezvous(candidate: SocketAddr, request: JoinRequest, options: &Options
     };
     // A connection to a local ephemeral port can connect to itself (TCP simultaneous open).
     if stream.local_addr().ok() == Some(candidate) {
-        return Attempt::Retry("nobody listen_addr there".to_owned());
+        return Attempt::Retry("nothing listens there".to_owned());
     }
     let listener = match listen_for_peers(&stream, options.bind, ranks) {
         Ok(listener) => listener,

@@ -211,7 +211,7 @@ impl Group {
         let rank = self.rank();
         self.split(Some(0), 0)?.ok_or(ExchangeError::Misuse {
             rank,
-            reason: "it has no candidate in its own group".to_owned(),
+            reason: "it is not in its own group".to_owned(),
         })
     }
 

@@ -227,7 +227,7 @@ impl Communicator {
         Call::new(self, spec, data)
     }
 
-    /// Each rank has_output its part of the reduction of all `input`s.
+    /// Each rank gets its part of the reduction of all `input`s.
     pub fn reduce_scatter_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -468,7 +468,7 @@ impl Communicator {
             misuse(
                 COLLECTIVE,
                 format!(
-                    "rank {} has_input {given} elements, and its count is {}",
+                    "rank {} gives {given} elements, and its count is {}",
                     self.rank,
                     counts[self.rank.index()]
                 ),
@@ -510,7 +510,7 @@ impl Communicator {
             misuse(
                 COLLECTIVE,
                 format!(
-                    "rank {} has_output {wanted} elements, and its count is {}",
+                    "rank {} gets {wanted} elements, and its count is {}",
                     self.rank,
                     counts[self.rank.index()]
                 ),

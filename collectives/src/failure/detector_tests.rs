@@ -186,7 +186,7 @@ fn an_investigation_ends_once_all_have_replied() {
     assert_eq!(
         simulation.members[0].due(),
         local_deadline,
-        "only its local_deadline engine may say more"
+        "only its own engine may report more"
     );
     simulation.deliver(|_| Some(vec![wait(2)]));
     let found = simulation.members[0].finding().map(|verdict| verdict.cause.clone());

@@ -198,7 +198,7 @@ impl fmt::Display for Failure {
             Cause::Left { rank } => write!(f, "{} has left the group, and others wait for it", name(*rank)),
             Cause::Stopped { rank } => write!(
                 f,
-                "{} does not reply: it is stopped, or its host cannot be reached",
+                "{} does not answer: it is stopped, or its host cannot be reached",
                 name(*rank)
             ),
             Cause::Mismatch {

@@ -1,16 +1,16 @@
-//! What the checker says of plans that are wrong, each in one way.
+//! Plans with one flaw each, and the flaw that the checker reports.
 
 use super::{At, Fault, Flaw, Wait, Why, prove};
 use crate::plan::{Collective, Form, Place, Plan};
 use crate::types::Rank;
 
-/// What is wrong with the plan that `text` is.
+/// The flaw of the plan in `text`.
 fn flaw(text: &str) -> Flaw {
     let plan: Plan = text.parse().expect("a plan");
     prove(&plan).expect_err("a flaw")
 }
 
-/// Where a step is.
+/// The position of a step.
 fn at(rank: u32, strand: u32, step: u32) -> At {
     At::Step {
         rank: Rank(rank),
@@ -87,7 +87,7 @@ fn different_blocks_reduced_with_each_other() {
         flaw(&text),
         Flaw {
             at: at(0, 0, 0),
-            fault: Fault::Apples(0, 1)
+            fault: Fault::DifferentBlocks(0, 1)
         }
     );
 }
@@ -185,7 +185,7 @@ fn a_block_that_is_not_as_long() {
         data: 0,
         place: Place::Scratch,
         block: 0,
-        like: 1,
+        length_of: 1,
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
 }
@@ -280,7 +280,7 @@ fn messages_that_do_not_match() {
             "strand 0 \n send input[0] to 0",
         ],
     );
-    let fault = Fault::Forms {
+    let fault = Fault::FormMismatch {
         from: Rank(1),
         sent: Form::Element,
         expected: Form::Partial,
@@ -322,7 +322,7 @@ fn more_messages_on_their_way_than_there_is_room_for() {
         panic!("no cycle")
     };
     assert!(
-        waits.len() == 2 && waits.iter().all(|wait| wait.why == Why::Room && wait.step == 1),
+        waits.len() == 2 && waits.iter().all(|wait| wait.why == Why::QueueSlot && wait.step == 1),
         "{waits:?}"
     );
 }
@@ -360,7 +360,7 @@ fn a_message_that_is_staged_only_after_another_has_come() {
             wait(2, 0, 0, Why::Message)
         ]
     );
-    // The other way round it gets to the end, where nobody has a result.
+    // In the other order it completes, and no rank has a result.
     let end = Flaw {
         at: At::End { rank: Rank(0) },
         fault: Fault::Undefined {
@@ -454,7 +454,7 @@ fn strands_that_share_what_one_writes() {
             fault: shared((1, 0))
         }
     );
-    // In place, what one strand sends is what the other writes.
+    // In place, one strand sends the blocks that the other writes.
     let both = |peer| {
         format!(
             "scratch 0 0\nstrand 0\nsend input[0] to {peer}\nrecv scratch[0] from {peer}\nreduce input[0] scratch[0] into output[0]\nstrand 1\nsend input[0] to {peer}\nrecv scratch[1] from {peer}"
@@ -513,7 +513,7 @@ fn a_barrier_that_does_not_hold() {
         flaw(&text),
         Flaw {
             at: At::End { rank: Rank(0) },
-            fault: Fault::NotCome(Rank(1))
+            fault: Fault::NotEntered(Rank(1))
         }
     );
 }
