@@ -17,7 +17,7 @@ use super::drive::Shared;
 use super::{CollectiveError, Communicator, Options};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Exchange;
-use crate::cost::{Compute, MARKS, Mover, NEAR, Scale};
+use crate::cost::{Compute, DataMover, MARKS, NEAR, Scale};
 use crate::executor::{CachedProgram, Data, Engine, EngineError, Operation, PlanId, Tuning};
 use crate::kernel::Function;
 use crate::memory::Segment;
@@ -286,15 +286,15 @@ impl<'a> Calibrator<'a> {
         let far = all().find(|rank| hosts[rank.index()] != hosts[0]);
         let mapped = self.engine.all_mapped();
         let mut of = |ring: Vec<Rank>, mover| -> Result<_, CollectiveError> {
-            let stored = mapped && mover == Mover::Receiver;
+            let stored = mapped && mover == DataMover::Receiver;
             if ring.len() < 2 {
                 return Ok(None);
             }
             let calibration = self.calibrate(&ring)?;
             Ok(Some((calibration.link(mover, stored), calibration.begin_ns())))
         };
-        let local = of(near, Mover::Receiver)?;
-        let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), Mover::Device)?;
+        let local = of(near, DataMover::Receiver)?;
+        let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), DataMover::Device)?;
         if let Some((link, begin_ns)) = local.or(remote) {
             (tuner.local, tuner.compute.begin_ns) = (link, begin_ns);
         }
@@ -403,14 +403,15 @@ impl<'a> Calibrator<'a> {
                     .map(|measurement| median(measurement.samples))
                     .unwrap_or_default()
             };
-            let [one_ns, many_ns, turn_ns, turns_ns, given_ns, burst_ns] = core::array::from_fn(|_| next());
+            let [one_ns, many_ns, ping_pong_ns, ping_pongs_ns, single_ns, burst_ns] = core::array::from_fn(|_| next());
             let long = (protocol == Protocol::Simple).then(|| measurements.next()).flatten();
             let long = long
                 .filter(Measurement::is_measured)
                 .map(|measurement| measurement.hops(GRANTED_MARK).1);
-            let (mut settled, mut fresh, mut reduced, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let (mut resident, mut forwarded, mut reduced, mut isolated) =
+                (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
-                for kind in [&mut settled, &mut fresh, &mut reduced] {
+                for kind in [&mut resident, &mut forwarded, &mut reduced] {
                     kind.extend(
                         measurements
                             .next()
@@ -419,7 +420,7 @@ impl<'a> Calibrator<'a> {
                     );
                 }
                 if protocol == Protocol::Simple {
-                    alone.extend(
+                    isolated.extend(
                         measurements
                             .next()
                             .filter(Measurement::is_measured)
@@ -430,15 +431,15 @@ impl<'a> Calibrator<'a> {
             Messages {
                 one_ns,
                 many_ns,
-                turn_ns,
-                turns_ns,
-                given_ns,
+                ping_pong_ns,
+                ping_pongs_ns,
+                single_ns,
                 burst: (burst, burst_ns),
                 long,
-                settled,
-                fresh,
+                resident,
+                forwarded,
                 reduced,
-                alone,
+                isolated,
             }
         });
         Ok(Calibration { simple, ll, ll128 })

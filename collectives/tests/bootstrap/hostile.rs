@@ -1,4 +1,5 @@
-//! Strangers at a rendezvous: it turns them away, each by itself, and the group comes together.
+//! Hostile and unauthenticated connections to a rendezvous: it rejects them one by one, and the
+//! group still forms.
 
 use std::io::{Read, Write, copy};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -29,7 +30,7 @@ fn join(serving: &Serving, rank: u32, ranks: u32) -> Result<Group, BootstrapErro
     Group::join(serving.id(), Rank(rank), ranks, &Options::default())
 }
 
-/// All ranks come, and are connected with all.
+/// All ranks join, and are connected with each other.
 fn comes_together(serving: &Serving, ranks: u32) {
     let groups = thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
@@ -40,13 +41,13 @@ fn comes_together(serving: &Serving, ranks: u32) {
     with_all(groups, |mut group| group.control_mut().barrier().unwrap());
 }
 
-/// What is said to whoever says `bytes` and then nothing.
+/// The reply to a connection that sends `bytes` and then nothing.
 fn answer(serving: &Serving, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(serving);
     stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
     stream.write_all(bytes).unwrap();
     let mut said = Vec::new();
-    // Whether it ends orderly does not matter to a stranger.
+    // The stream may end in any way.
     let _ = stream.read_to_end(&mut said);
     said
 }
@@ -58,7 +59,7 @@ fn garbage_is_refused_and_the_group_comes_together() {
     let cases: [Vec<u8>; 6] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         vec![0xff; 4096],
-        // Another version; a length that nobody has memory for; an empty letter; one of a kind that there is not.
+        // Another version; a length that exceeds memory; an empty message; an unknown kind.
         [&b"doorbel\x02"[..], &[1, 0, 0, 0, 4]].concat(),
         [&magic[..], &[0xff; 4]].concat(),
         [&magic[..], &[0; 4]].concat(),
@@ -68,7 +69,7 @@ fn garbage_is_refused_and_the_group_comes_together() {
         let said = answer(&serving, bytes);
         assert!(said.starts_with(magic), "{bytes:?}: {said:?}");
     }
-    // One that goes away without a word.
+    // One that disconnects silently.
     drop(connect(&serving));
     comes_together(&serving, 3);
     serving.wait().unwrap();
@@ -120,7 +121,7 @@ fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
         said.contains(&format!("rank 1 has come already: process {} on ", std::process::id())),
         "{said}"
     );
-    // The first is none the worse for it.
+    // The first is unaffected.
     let zero = join(&serving, 0, 2).unwrap();
     with_all(vec![zero, first.join().unwrap()], |mut group| {
         group.control_mut().barrier().unwrap()
@@ -131,7 +132,7 @@ fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
 fn a_rank_that_dies_while_it_waits_can_come_again() {
     let serving = serving(2);
     let id = serving.id().clone();
-    // A process that said who it is, and went: its letter is what a real one would say.
+    // A process that registered and exited: its message is a real one.
     let early = thread::spawn(move || {
         let short = Options {
             timeout: Duration::from_millis(300),
@@ -162,7 +163,7 @@ fn a_latecomer_is_told_that_nobody_is_there() {
     );
 }
 
-/// The id of a place from which everything goes on to the rendezvous, and what says that its first answer has come by.
+/// The id of a proxy to the rendezvous, and a channel that signals that the first reply has passed.
 fn through_a_proxy(serving: &Serving) -> (UniqueId, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

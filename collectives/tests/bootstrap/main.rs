@@ -1,4 +1,5 @@
-//! Groups that come together over loopback, in threads and in processes, and what becomes of them when members die, stop, or are none.
+//! Groups over loopback, in threads and in processes: bootstrap, and failures when members die,
+//! stop, or are missing.
 
 mod hostile;
 mod member;
@@ -14,7 +15,7 @@ use doorbell_collectives::plan::Collective;
 use member::{Member, processes};
 use nix::sys::signal::Signal;
 
-/// Longer than anything here takes, on a busy machine too.
+/// Longer than any test step takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `each` for all ranks of a group, in a thread each.
@@ -29,7 +30,7 @@ fn with_all<T: Send>(groups: Vec<Group>, each: impl Fn(Group) -> T + Sync) -> Ve
     })
 }
 
-/// Waits until it is so.
+/// Polls until the condition holds.
 fn eventually<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {
@@ -41,7 +42,7 @@ fn eventually<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// All at once, one answer from each of `ranks`.
+/// Sends all commands at once, and collects one reply from each of `ranks`.
 fn ask_all(members: &mut [Member], ranks: &[usize], command: impl Fn(usize) -> String) -> Vec<String> {
     for rank in ranks {
         members[*rank].tell(&command(*rank));
@@ -86,7 +87,7 @@ fn long_messages_go_both_ways_at_once() {
             group.control_mut().all_to_all(vec![]),
             Err(ExchangeError::Misuse { .. })
         ));
-        // A refused exchange has not taken place.
+        // A rejected exchange has no effect.
         group.control_mut().barrier().unwrap();
     });
 }
@@ -100,7 +101,7 @@ fn split_groups_do_not_hear_one_another() {
         let none = group.split((me == 4).then_some(0), 0).unwrap();
         assert_eq!(none.is_some(), me == 4);
         let mut copy = half.duplicate().unwrap();
-        // The same thing in all three at once, with the parent's last.
+        // All three groups at once, the parent's last.
         let gathered = |group: &mut Group| group.control_mut().all_gather(&[me as u8]).unwrap().concat();
         let expected: Vec<u8> = [4, 2, 0].map(|rank| rank + me as u8 % 2).to_vec();
         assert_eq!(gathered(&mut copy), expected);
@@ -132,12 +133,12 @@ fn an_exchange_that_some_do_not_take_part_in_names_them() {
         said.starts_with("ranks 1 and 2 did not take part in the exchange"),
         "{said}"
     );
-    // The others come later, and find what it had said; it has moved on to the next.
+    // The others come later, and receive its message; it has moved on to the next exchange.
     groups[0].control_mut().set_timeout(PATIENCE);
     with_all(groups, |mut group| {
         if group.rank() != Rank(0) {
             group.control_mut().set_timeout(Duration::from_millis(50));
-            // Whether the other of them is in time does not matter.
+            // Whether the other member is in time does not matter.
             let _ = group.control_mut().all_gather(b"first");
             group.control_mut().set_timeout(PATIENCE);
         }
@@ -288,7 +289,7 @@ fn a_killed_process_is_named_by_all_at_once_and_the_others_go_on() {
     }
     let said = ask_all(&mut members, &alive, |_| "shrink 30000".into());
     assert_eq!(said, ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]);
-    // Once more, and it is the one who coordinates.
+    // Again, with the coordinator.
     members[0].signal(Signal::SIGKILL);
     for rank in [1, 3] {
         let said = members[rank].ask("failure");
@@ -336,7 +337,7 @@ fn a_stopped_process_is_named_within_the_deadline_and_left_behind() {
         ask_all(&mut members, &running, |_| "shrink 30000".into()),
         ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]
     );
-    // It wakes, and learns of it.
+    // It wakes, and learns that it was excluded.
     members[1].signal(Signal::SIGCONT);
     let said = members[1].ask("failure");
     assert!(said.contains("does not answer"), "{said}");

@@ -1,4 +1,4 @@
-//! A process that is a rank, does what it is told, and says what came of it.
+//! A process that is a rank, executes commands, and reports their results.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,7 +13,7 @@ use doorbell_collectives::plan::Collective;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Marks a line as an answer, among what the test harness prints.
+/// Marks a line as a reply, among the test harness's output.
 const ANSWER: &str = "member: ";
 /// Set for processes that are members.
 const ROLE: &str = "DOORBELL_TEST_MEMBER";
@@ -27,7 +27,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Starts this program once more, with what a launcher would tell it.
+    /// Starts this program again, with a launcher's environment.
     pub(crate) fn start(variables: &[(&str, String)]) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "member::is_a_member", "--nocapture", "--test-threads", "1"])
@@ -48,7 +48,7 @@ impl Member {
         writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
     }
 
-    /// What it says next.
+    /// The next reply.
     pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -57,7 +57,7 @@ impl Member {
                 "process {} is gone",
                 self.pid()
             );
-            // The harness says "test … ..." in front of the first.
+            // The harness prints "test … ..." before the first.
             if let Some((_, answer)) = line.trim_end().split_once(ANSWER) {
                 return answer.to_owned();
             }
@@ -77,7 +77,7 @@ impl Member {
         kill(Pid::from_raw(self.pid() as i32), signal).unwrap();
     }
 
-    /// Has it end by itself.
+    /// Closes its standard input, and waits for its exit.
     pub(crate) fn end(mut self) {
         self.commands = None;
         assert!(self.process.wait().unwrap().success());
@@ -86,7 +86,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -107,7 +107,7 @@ pub(crate) fn processes(ranks: u32) -> Vec<Member> {
     members
 }
 
-/// An operation in which this rank waits for `peer` until something goes wrong.
+/// An operation in which this rank waits for `peer` until a failure.
 fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
     let control = group.control();
     let monitor: Arc<_> = control.monitor();
@@ -183,7 +183,8 @@ fn serve(group: Group) {
     }
 }
 
-/// In a process that was started for it: a rank until its standard input ends. In any other there is nothing to be.
+/// In a process that was started for it: a rank until its standard input ends. Otherwise it does
+/// nothing.
 #[test]
 fn is_a_member() {
     if env::var_os(ROLE).is_some() {

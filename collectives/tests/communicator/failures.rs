@@ -1,4 +1,5 @@
-//! What ends an operation for all that wait for it: somebody aborts it, or does not begin it. Ranks that are killed, stopped and cut off are in `tests/sweep`.
+//! Aborts, and ranks that do not begin an operation. Ranks that are killed, stopped and cut off are
+//! in `tests/sweep`.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,9 +8,9 @@ use doorbell_collectives::{Options, Rank, ReduceOp};
 
 use crate::world;
 
-/// How much later a thread may come to say so on a busy machine.
+/// Scheduling delay of a thread on a busy machine.
 const LATE: Duration = Duration::from_secs(2);
-/// For what takes as long as it takes.
+/// For operations without a time limit.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]

@@ -1,9 +1,9 @@
-//! Ranks that say where they are: all hear of it, and rings go by the best links.
+//! Ranks with known locations: they are distributed, and rings use the best links.
 
 use std::thread;
 
 use doorbell_collectives::bootstrap::Group;
-use doorbell_collectives::topology::{Bundle, Far, Gpu, Member, NvLink, least_nvlink};
+use doorbell_collectives::topology::{Gpu, Member, NvLink, NvLinkEnd, NvLinkGroup, least_nvlink};
 use doorbell_collectives::{Algorithm, Communicator, Options, Rank, ReduceOp};
 
 use crate::world::{open, options};
@@ -16,8 +16,8 @@ fn address(gpu: u32) -> String {
 fn place(gpu: u32) -> Member {
     let bundle = |other: u32| {
         let links = if other % 2 == gpu % 2 { 2 } else { 1 };
-        Bundle {
-            to: Far::Gpu(address(other)),
+        NvLinkGroup {
+            to: NvLinkEnd::Gpu(address(other)),
             links,
             bytes_per_s: u64::from(links) * 25_000_000_000,
         }
@@ -55,12 +55,12 @@ fn all_know_where_all_are_and_go_by_the_best_links() {
     };
     each((0..4).map(|gpu| at(place(gpu))).collect(), |comm| {
         let order = comm.order();
-        // Another ring has as much; this is the first of them.
+        // Another ring has equal weight; this is the first of them.
         assert_eq!(order, [0, 1, 3, 2].map(Rank));
         let places = comm.places();
         assert_eq!(comm.hosts(), [0; 4]);
         for (rank, known) in places.iter().enumerate() {
-            // The host is the group's word for it.
+            // The host name is that of the group.
             assert_eq!(known.host, comm.members()[rank].host);
             assert_eq!(known.gpu, place(rank as u32).gpu);
         }
@@ -74,7 +74,7 @@ fn all_know_where_all_are_and_go_by_the_best_links() {
         ring.wait().unwrap();
         assert_eq!(x, [6; 1000]);
 
-        // The members of another communicator are where they were.
+        // The members of a split communicator keep their locations.
         let pair = comm.split(Some(comm.rank().0 % 2), 0).unwrap().unwrap();
         let kept: Vec<_> = pair.places().into_iter().map(|place| place.gpu).collect();
         let me = comm.rank().0 % 2;

@@ -1,4 +1,4 @@
-//! What is chosen, and what is said about it.
+//! Choices and their explanations.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn order(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
 }
 
-/// Each on a host of its own.
+/// Each rank on a host of its own.
 fn apart(tuner: &Tuner, question: &Question, ranks: u32) -> Decision {
     tuner
         .choose(question, &(0..ranks).collect::<Vec<_>>(), &order(ranks))
