@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_little_off_is_wrong() {
+    fn small_errors_are_detected() {
         let case = Case {
             collective: Collective::AllReduce,
             ranks: 5,
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_is_a_few_roundings_and_not_more() {
+    fn error_bounds_are_a_few_roundings() {
         let off = |value: f64, op| {
             f16::from_f32(value as f32).agrees(op, 2, |rank| f16::from_f32(if rank == 0 { 1.0 } else { 0.75 }))
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use doorbell_collectives::{Options, Rank, ReduceOp};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Descriptors, threads, and shared mappings.
 fn held() -> (usize, usize, usize) {
@@ -67,7 +67,7 @@ fn round(number: u32) {
                 comm.all_reduce(&mut [1.0f32; 100_000], ReduceOp::Sum)
                     .wait()
                     .unwrap_err();
-                let whole = comm.shrink(PATIENCE).unwrap();
+                let whole = comm.shrink(TIMEOUT).unwrap();
                 assert_eq!(whole.size(), 3);
                 whole.barrier().wait().unwrap();
             }

@@ -43,7 +43,7 @@ fn size(bytes: u64) -> String {
 }
 
 #[test]
-fn the_crossover_chart_is_what_the_simulator_says() {
+fn the_crossover_chart_matches_the_simulator() {
     let panels: Vec<(String, Vec<Row>)> = CASES
         .iter()
         .map(|&(ranks, per_host)| (format!("all-reduce, {}", title(ranks, per_host)), rows(ranks, per_host)))

@@ -44,7 +44,7 @@ fn a_thousand_communicators_leave_nothing() {
     let driver = standin.driver().unwrap();
     let contexts: Vec<_> = (0..2).map(|rank| gpus::gpu(driver, Rank(rank))).collect();
     // One of the ranks counts, while all are here: counting opens a folder.
-    let look = |comm: &Communicator| {
+    let count = |comm: &Communicator| {
         comm.barrier().wait().unwrap();
         let seen = (comm.rank() == Rank(0)).then(|| (open(), KINDS.map(|kind| standin.count(kind))));
         comm.barrier().wait().unwrap();
@@ -53,9 +53,9 @@ fn a_thousand_communicators_leave_nothing() {
     world::ranks(2, &world::options(), |comm| {
         let context = &contexts[comm.rank().index()];
         make(&comm, context, 20);
-        let before = look(&comm);
+        let before = count(&comm);
         make(&comm, context, 500);
-        assert_eq!(look(&comm), before, "descriptors, and {KINDS:?}");
+        assert_eq!(count(&comm), before, "descriptors, and {KINDS:?}");
     });
     drop(contexts);
     standin.assert_nothing_left("a thousand communicators");

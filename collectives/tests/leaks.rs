@@ -32,7 +32,7 @@ fn naps() -> Vec<String> {
 }
 
 #[test]
-fn groups_sleep_when_idle_and_two_hundred_leave_neither_descriptors_nor_threads() {
+fn idle_groups_sleep_and_two_hundred_leave_no_descriptors_or_threads() {
     let groups = Group::local(3).unwrap();
     // Late messages of the bootstrap end soon; after that the threads sleep.
     let mut before = Vec::new();

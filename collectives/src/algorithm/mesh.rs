@@ -51,9 +51,9 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     steps: |members, _, v| {
         let rank = members.rank(v).0;
         let output = |rank| Span::block(Place::Output, rank);
-        let tell = send_order(members, v).map(move |to| send(to, output(rank)));
-        let hear = receive_order(members, v).map(move |from| recv(from, output(from.0)));
-        Box::new(reduce_own(members, v, output(rank)).chain(tell).chain(hear))
+        let sends = send_order(members, v).map(move |to| send(to, output(rank)));
+        let receives = receive_order(members, v).map(move |from| recv(from, output(from.0)));
+        Box::new(reduce_own(members, v, output(rank)).chain(sends).chain(receives))
     },
     scratch: contributions,
     partial: no_blocks,

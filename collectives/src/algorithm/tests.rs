@@ -183,7 +183,7 @@ fn small_plans() {
 }
 
 #[test]
-fn what_is_not_supported_is_said() {
+fn unsupported_collectives_are_reported() {
     let said = |algorithm: Algorithm, collective, order: &[u32], root| {
         let order: Vec<_> = order.iter().copied().map(Rank).collect();
         algorithm

@@ -66,7 +66,7 @@ pub(super) fn join(
     let (listener, stream) = find_rendezvous(candidates, request, options, deadline)?;
     let by = stream
         .peer_addr()
-        .map_err(BootstrapError::system("ask for the rendezvous' address"))?;
+        .map_err(BootstrapError::system("get the rendezvous' address"))?;
     let table = match receive_message(&stream, deadline) {
         Ok(BootstrapMessage::Table(table)) if table.len() == ranks as usize => table,
         Ok(BootstrapMessage::Reject(reason)) => return Err(BootstrapError::Refused { by, rank, reason }),

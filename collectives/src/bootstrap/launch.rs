@@ -266,7 +266,7 @@ impl Variables<'_> {
         match launcher {
             Launcher::Doorbell => missing(
                 VARIABLE,
-                "it should be the unique id that whoever started the ranks has made",
+                "it should be the unique id that the launcher of the ranks has made",
             ),
             Launcher::Torchrun => self.at_master(&["torchrun"]),
             Launcher::OpenMpi => {

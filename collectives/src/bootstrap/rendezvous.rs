@@ -200,7 +200,7 @@ impl Rendezvous {
         }
         *slot = None;
         if !is_connectable(entry.listen_addr.ip()) {
-            return Err(no(format!("nobody can connect to {}", entry.listen_addr)));
+            return Err(no(format!("no rank can connect to {}", entry.listen_addr)));
         }
         Ok((*rank, entry.clone()))
     }

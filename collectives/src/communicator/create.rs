@@ -334,16 +334,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_that_makes_no_sense_is_refused_by_its_rank() {
+    fn an_invalid_location_is_refused_by_its_rank() {
         let mut groups = Group::local(3).unwrap();
         let mut stranger = groups.pop().unwrap();
         let said = std::thread::scope(|scope| {
             scope.spawn(|| stranger.control_mut().all_gather(b"\x02nonsense").unwrap());
-            let asked: Vec<_> = groups
+            let threads: Vec<_> = groups
                 .iter_mut()
                 .map(|group| scope.spawn(|| places(group, Some(&topology::Member::default()))))
                 .collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect::<Vec<_>>()
         });
         for refused in said {
             let said = refused.unwrap_err().to_string();

@@ -14,6 +14,7 @@ use super::*;
 use crate::algorithm::Algorithm;
 use crate::bootstrap::Group;
 use crate::kernel::Function;
+use crate::plan::Collective;
 use crate::protocol::LineProtocol;
 use crate::types::{DataType, Protocol, ReduceOp};
 

@@ -301,7 +301,7 @@ fn a_member_that_does_not_join_is_excluded() {
     }
     run_to_end(&mut world, &mut prng);
     assert_eq!(world.outcome(1), Some(&Outcome::Excluded));
-    assert_eq!(world.outcome(2), None, "it was never asked");
+    assert_eq!(world.outcome(2), None, "it never received a proposal");
     let Some(Outcome::Agreed(proposal)) = world.outcome(3) else {
         panic!("{:?}", world.outcome(3));
     };

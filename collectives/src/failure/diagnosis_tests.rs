@@ -158,7 +158,7 @@ fn a_missing_end_of_a_message_is_found() {
     // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the operation.
     let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, 7));
-    // Rank 1 has begun its end and nobody drives it, or it would say what it waits for.
+    // Rank 1 has begun its end but its engine is not driven, or it would report its wait.
     assert_eq!(cause(&[exchanges(1), idles(6)]), Some(Cause::Idle { rank: Rank(1) }));
     assert_eq!(
         cause(&[exchanges(1), MemberStatus::Unresponsive]),
@@ -201,7 +201,7 @@ fn every_fault_of_a_ring_is_found_at_every_rank_and_step() {
                             from: rank,
                             to: Rank((culprit + 1) % ranks),
                         },
-                        // Between two nobody can say which it is.
+                        // Between two ranks it is undecidable which one it is.
                         Fault::CutOff if ranks == 2 => {
                             assert!(matches!(found, Some(Cause::Broken { .. })), "{found:?}");
                             continue;
@@ -273,7 +273,7 @@ fn finished_members_are_not_to_blame() {
     assert_eq!(
         cause(&[idles(7), MemberStatus::Unresponsive, MemberStatus::Left]),
         None,
-        "nobody needs them"
+        "no member needs them"
     );
     let busy = [waits(vec![wait(1, 0, Awaited::Credit)]), waits(Vec::new())];
     assert_eq!(cause(&busy), Some(Cause::Slow { rank: Rank(1) }));
@@ -312,7 +312,7 @@ fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
 /// Who reachable whom.
 type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
-/// A single link shows that something is cut: whichever end noticed it, what the others reach tells whether it is one of the ends, and which, or the link alone.
+/// A single link shows that something is cut: whichever end noticed it, the reachability reported by the others determines whether it is one of the ends, and which, or the link alone.
 #[test]
 fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
     const RANKS: u32 = 4;
@@ -338,9 +338,9 @@ fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
                     true,
                     broken.clone(),
                 ),
-                // Nobody has anything to say.
+                // No member has a wait to report.
                 (&|_, _| false, true, broken.clone()),
-                // It has no connections any more: that nobody reachable it says nothing.
+                // It has no connections any more, so not reaching it proves nothing.
                 (&|from, to| ![from, to].contains(&rank), false, broken.clone()),
                 (
                     &|from, to| ![from, to].contains(&peer) && ![from, to].contains(&rank),
@@ -364,7 +364,7 @@ fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
     }
 }
 
-/// Every state of three members: whoever is blamed is to blame.
+/// Every state of three members: the blamed member is the culprit.
 #[test]
 fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     let states = |me: u32| {
@@ -436,7 +436,7 @@ fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     assert!(seen > 2000, "{seen}");
 }
 
-/// Whichever is heard first: those, too, of a member that was asked twice, and had lost its queue pair in between.
+/// In any order of arrival; also those of a member that was queried twice and lost its queue pair in between.
 #[test]
 fn all_members_choose_the_same_of_two_verdicts() {
     let verdict = |awaited, kind| Verdict {

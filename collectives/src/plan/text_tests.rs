@@ -116,7 +116,7 @@ fn line() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn what_is_wrong_with_a_line_is_said() {
+fn errors_of_a_line_are_reported() {
     let head = "barrier\norder 0\nroot 0\nblocks 0\nrank 0\nstrand 0\n";
     assert!(format!("{head}# nothing to do\n\n").parse::<Plan>().is_ok());
     let heads = [
@@ -140,7 +140,7 @@ fn what_is_wrong_with_a_line_is_said() {
         "send elsewhere[0] to 1",
         "recv-reduce whole from 1 with input[0] into output[0]",
         "reduce input[0]",
-        "recv output[0] from nobody",
+        "recv output[0] from none",
     ];
     let texts = heads
         .iter()

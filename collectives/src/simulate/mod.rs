@@ -239,7 +239,7 @@ pub enum SimulationError {
         fabric: u32,
     },
     /// Deadlock: no thread can continue, and some have not finished.
-    #[error("after {} ns nobody can go on: {}", .at.ns(), show(.waiting))]
+    #[error("after {} ns no thread can continue: {}", .at.ns(), show(.waiting))]
     Stuck {
         /// Time of the last step.
         at: Time,

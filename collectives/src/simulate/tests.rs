@@ -310,7 +310,7 @@ fn more_than_elements_travel_as_partial_results() {
 }
 
 #[test]
-fn whoever_waits_for_ever_is_named() {
+fn a_deadlocked_rank_is_named() {
     let steps = vec![vec![recv(2), send(1)], vec![recv(0), send(2)], vec![recv(1), send(0)]];
     let error = run(&written(1, steps), &Fabric::uniform(3, link(), COMPUTE), &work(8)).unwrap_err();
     let SimulationError::Stuck { waiting, .. } = &error else {
@@ -320,13 +320,13 @@ fn whoever_waits_for_ever_is_named() {
     assert_eq!(cycle, [(0, 2), (2, 1), (1, 0)]);
     assert_eq!(
         error.to_string(),
-        "after 50 ns nobody can go on: rank 0 waits for rank 2 at step 0 of connection 0, rank 2 waits for rank 1 at step 0 of connection 0, rank 1 waits for \
+        "after 50 ns no thread can continue: rank 0 waits for rank 2 at step 0 of connection 0, rank 2 waits for rank 1 at step 0 of connection 0, rank 1 waits for \
          rank 0 at step 0 of connection 0"
     );
 }
 
 #[test]
-fn a_message_that_nobody_takes_is_an_error() {
+fn an_unreceived_message_is_an_error() {
     let steps = vec![vec![send(1), send(1)], vec![recv(0)]];
     let error = run(&written(1, steps), &Fabric::uniform(2, link(), COMPUTE), &work(8)).unwrap_err();
     assert_eq!(
@@ -427,7 +427,7 @@ fn long_messages_wait_for_grants_and_all_for_confirmations() {
 }
 
 #[test]
-fn who_sends_at_the_same_time_sees_a_message_later() {
+fn a_rank_that_sends_too_receives_later() {
     let mut link = link();
     link.simple.bidirectional_ns = 40.0;
     let fabric = Fabric::uniform(2, link, COMPUTE);
@@ -438,7 +438,7 @@ fn who_sends_at_the_same_time_sees_a_message_later() {
 }
 
 #[test]
-fn memory_is_shared_by_those_who_move_something() {
+fn memory_bandwidth_is_shared() {
     let (alone, all) = (0.1, 0.3);
     let scale = |rate| Scale::of(&[(64, rate)]).unwrap();
     let mut link = Link::soft_local();

@@ -27,7 +27,7 @@ pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             .is_some_and(|of| host.numa_nodes.iter().any(|node| node.node == of))
     };
     if host.devices.iter().any(|device| !known(device)) {
-        writeln!(f, "  at no NUMA node that is told")?;
+        writeln!(f, "  at no known NUMA node")?;
         devices(host, f, |device| !known(device))?;
     }
     if host.devices.is_empty() {
@@ -134,7 +134,7 @@ fn nvlinks(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
     for NvLink { links, bytes_per_s } in kinds {
         let speed = match bytes_per_s {
-            0 => "nobody says how fast".to_owned(),
+            0 => "unknown rate".to_owned(),
             _ => format!("{} GB/s each way", bytes_per_s as f64 / 1e9),
         };
         writeln!(f, "{} x{links}: {speed}", Distance::NvLink)?;

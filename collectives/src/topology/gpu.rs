@@ -248,7 +248,7 @@ impl Host {
                 Some(at) => at,
                 None => {
                     self.notes.push(format!(
-                        "sysfs does not show GPU {}: nobody knows its PCIe switches",
+                        "sysfs does not show GPU {}: its PCIe switches are unknown",
                         gpu.address
                     ));
                     self.devices

@@ -89,7 +89,7 @@ fn server(name: &str) -> FakeSysfs {
 }
 
 #[test]
-fn distances_are_by_what_is_in_common() {
+fn distances_are_by_common_ancestor() {
     let fake = server("distances");
     let host = fake.read();
     let names: Vec<&str> = host.devices.iter().map(|device| device.name.as_str()).collect();
@@ -138,7 +138,7 @@ fn distances_are_by_what_is_in_common() {
 }
 
 #[test]
-fn the_drawing_shows_what_is_below_what() {
+fn the_drawing_shows_the_device_tree() {
     let fake = server("drawing");
     let expected = "\
 host h0
@@ -170,7 +170,7 @@ near 0000:c1:00.0: adapters mlx5_9 (node)
 }
 
 #[test]
-fn what_is_missing_or_nonsense_is_left_out() {
+fn missing_and_invalid_parts_are_left_out() {
     assert!(
         Host::read(Path::new("/nowhere/at/all"), "h")
             .unwrap_err()
@@ -239,7 +239,7 @@ fn a_ring_enters_each_host_node_and_switch_once() {
 }
 
 #[test]
-fn any_members_are_ordered_completely_with_each_host_entered_once() {
+fn any_members_are_ordered_with_each_host_entered_once() {
     let mut state = 1u64;
     let mut random = |below: u64| {
         state = state

@@ -94,7 +94,7 @@ pub enum NoChoice {
     #[error("a collective needs one rank at least")]
     NoRanks,
     /// No algorithm is deterministic.
-    #[error("no algorithm does {0} in an order that is the same for every element: ask for it without `deterministic`")]
+    #[error("no algorithm does {0} in an order that is the same for every element: do not set `deterministic`")]
     Deterministic(Collective),
 }
 
@@ -257,7 +257,7 @@ impl Tuner {
                 } else {
                     "does not do"
                 };
-                notes.push(format!("{algorithm} was asked for, which {why} {collective}"));
+                notes.push(format!("{algorithm} was selected, which {why} {collective}"));
                 Ok(possible)
             }
             None => Ok(possible),
@@ -385,7 +385,7 @@ fn reason(candidates: &[Candidate], forced: &Overrides, notes: &[String]) -> Str
                 next.choice.algorithm
             );
         }
-        None if forced.algorithm == Some(best.choice.algorithm) => text.push_str(", as its algorithm was asked for"),
+        None if forced.algorithm == Some(best.choice.algorithm) => text.push_str(", as its algorithm was selected"),
         None => text.push_str(", the only algorithm"),
     }
     for note in notes {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_forced() {
+    fn variables_override_choices() {
         assert_eq!(from(&[]).unwrap(), (Overrides::default(), None));
         let all = [
             ("DOORBELL_ALGORITHM", "double-binary-tree"),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn errors_are_one_line() {
         let wrong = |name, value| from(&[(name, value)]).unwrap_err().to_string();
         assert_eq!(
             wrong("DOORBELL_ALGORITHM", "star"),

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn files_round_trip() {
         let file = TuningFile {
             local: Some(Link::soft_local()),
             remote: Some(Link::ndr400()),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn errors_are_one_line() {
         let wrong = |text: &str| TuningFile::parse(Path::new("t.json"), text).unwrap_err().to_string();
         for (text, says) in [
             ("", "EOF"),

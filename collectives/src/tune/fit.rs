@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_negative_time() {
+    fn invalid_measurements_give_no_negative_time() {
         let wild = Messages {
             one_ns: 500.0,
             many_ns: 100.0,

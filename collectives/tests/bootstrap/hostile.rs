@@ -15,7 +15,7 @@ use super::with_all;
 fn serving(ranks: u32) -> Serving {
     Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()
-        .spawn(super::PATIENCE)
+        .spawn(super::TIMEOUT)
         .unwrap()
 }
 
@@ -44,7 +44,7 @@ fn comes_together(serving: &Serving, ranks: u32) {
 /// The reply to a connection that sends `bytes` and then nothing.
 fn answer(serving: &Serving, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(serving);
-    stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(super::TIMEOUT)).unwrap();
     stream.write_all(bytes).unwrap();
     let mut said = Vec::new();
     // The stream may end in any way.
@@ -53,7 +53,7 @@ fn answer(serving: &Serving, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn garbage_is_refused_and_the_group_comes_together() {
+fn garbage_is_rejected_and_the_group_forms() {
     let serving = serving(3);
     let magic = b"doorbel\x01";
     let cases: [Vec<u8>; 6] = [
@@ -76,7 +76,7 @@ fn garbage_is_refused_and_the_group_comes_together() {
 }
 
 #[test]
-fn those_who_say_nothing_or_drip_hold_up_nobody() {
+fn silent_and_slow_connections_do_not_block_the_group() {
     let serving = serving(2);
     let mut silent: Vec<_> = (0..300).map(|_| connect(&serving)).collect();
     for stream in &mut silent[200..] {
@@ -87,7 +87,7 @@ fn those_who_say_nothing_or_drip_hold_up_nobody() {
 }
 
 #[test]
-fn a_wrong_nonce_is_refused_at_once_and_by_name() {
+fn a_wrong_nonce_is_rejected_at_once() {
     let serving = serving(2);
     let real = serving.id();
     let forged = UniqueId::new(real.host(), real.port(), Nonce::derived(&["a guess"])).unwrap();
@@ -102,7 +102,7 @@ fn a_wrong_nonce_is_refused_at_once_and_by_name() {
 }
 
 #[test]
-fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
+fn invalid_and_duplicate_ranks_are_rejected_with_a_reason() {
     let serving = serving(2);
     for (rank, ranks, why) in [
         (0, 3, "this group has 2 ranks, and it was started for 3"),
@@ -115,7 +115,7 @@ fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
     }
     let (id, welcomed) = through_a_proxy(&serving);
     let first = thread::spawn(move || Group::join(&id, Rank(1), 2, &Options::default()).unwrap());
-    welcomed.recv_timeout(super::PATIENCE).unwrap();
+    welcomed.recv_timeout(super::TIMEOUT).unwrap();
     let said = join(&serving, 1, 2).unwrap_err().to_string();
     assert!(
         said.contains(&format!("rank 1 has come already: process {} on ", std::process::id())),
@@ -129,7 +129,7 @@ fn a_rank_that_is_none_or_comes_twice_is_refused_and_told_why() {
 }
 
 #[test]
-fn a_rank_that_dies_while_it_waits_can_come_again() {
+fn a_rank_that_dies_while_it_waits_can_register_again() {
     let serving = serving(2);
     let id = serving.id().clone();
     // A process that registered and exited: its message is a real one.
@@ -147,7 +147,7 @@ fn a_rank_that_dies_while_it_waits_can_come_again() {
 }
 
 #[test]
-fn a_latecomer_is_told_that_nobody_is_there() {
+fn a_late_rank_finds_no_rendezvous() {
     let serving = serving(1);
     let id = serving.id().clone();
     comes_together(&serving, 1);
@@ -184,7 +184,7 @@ fn through_a_proxy(serving: &Serving) -> (UniqueId, Receiver<()>) {
 }
 
 #[test]
-fn a_rendezvous_that_is_dropped_tells_those_who_came() {
+fn a_dropped_rendezvous_informs_registered_ranks() {
     let serving = serving(2);
     let (id, welcomed) = through_a_proxy(&serving);
     let waiting = thread::spawn(move || {
@@ -192,7 +192,7 @@ fn a_rendezvous_that_is_dropped_tells_those_who_came() {
             .unwrap_err()
             .to_string()
     });
-    welcomed.recv_timeout(super::PATIENCE).unwrap();
+    welcomed.recv_timeout(super::TIMEOUT).unwrap();
     drop(serving);
     let said = waiting.join().unwrap();
     assert!(said.contains("rank 0 of 2 did not come"), "{said}");

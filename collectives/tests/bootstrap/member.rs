@@ -44,12 +44,12 @@ impl Member {
         }
     }
 
-    pub(crate) fn tell(&mut self, command: &str) {
+    pub(crate) fn send_command(&mut self, command: &str) {
         writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
     }
 
     /// The next reply.
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn read_reply(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(
@@ -64,9 +64,9 @@ impl Member {
         }
     }
 
-    pub(crate) fn ask(&mut self, command: &str) -> String {
-        self.tell(command);
-        self.hear()
+    pub(crate) fn command(&mut self, command: &str) -> String {
+        self.send_command(command);
+        self.read_reply()
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -96,13 +96,13 @@ impl Drop for Member {
 pub(crate) fn processes(ranks: u32) -> Vec<Member> {
     let serving: Serving = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()
-        .spawn(super::PATIENCE)
+        .spawn(super::TIMEOUT)
         .unwrap();
     let start = |rank| Member::start(&Launch::variables(serving.id(), Rank(rank), ranks));
     let mut members: Vec<_> = (0..ranks).map(start).collect();
     serving.wait().unwrap();
     for (rank, member) in members.iter_mut().enumerate() {
-        assert_eq!(member.hear(), format!("rank {rank} of {ranks}"));
+        assert_eq!(member.read_reply(), format!("rank {rank} of {ranks}"));
     }
     members
 }
@@ -122,7 +122,7 @@ fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
         awaited: Awaited::Message,
     };
     monitor.begin(1, Collective::AllReduce);
-    let (mut asked, mut gave_up) = (false, false);
+    let (mut investigated, mut gave_up) = (false, false);
     loop {
         if monitor.report_requested() {
             monitor.report(vec![wait]);
@@ -132,8 +132,8 @@ fn operate(group: &Group, peer: u32, deadline: Duration) -> Failure {
         {
             return failure;
         }
-        if !asked && since.elapsed() > deadline / 2 {
-            asked = true;
+        if !investigated && since.elapsed() > deadline / 2 {
+            investigated = true;
             control.investigate(deadline / 4);
         }
         if !gave_up && since.elapsed() > deadline {

@@ -25,7 +25,7 @@ pub(crate) fn all(ranks: u32, len: usize) -> Vec<i64> {
 }
 
 #[test]
-fn every_collective_gives_what_it_should() {
+fn every_collective_gives_the_right_result() {
     for p in [1, 2, 3, 5] {
         ranks(p, &options(), |comm| {
             let me = comm.rank().0;
@@ -119,7 +119,7 @@ fn x_with(me: u32, n: usize, p: u32) -> Vec<i64> {
 }
 
 #[test]
-fn parts_may_have_lengths_of_their_own() {
+fn parts_may_have_different_lengths() {
     let count = |from: u32, to: u32| (from as usize * 3 + to as usize * 5) % 7 * 11;
     ranks(4, &options(), |comm| {
         let (me, p) = (comm.rank().0, comm.size());
@@ -163,7 +163,7 @@ fn parts_may_have_lengths_of_their_own() {
 
 /// Ragged parts of a reduction: as reduce-scatter, with any lengths and any protocol.
 #[test]
-fn parts_of_a_reduction_may_have_lengths_of_their_own() {
+fn parts_of_a_reduction_may_have_different_lengths() {
     for (p, counts) in [
         (1, vec![7]),
         (2, vec![3, 0]),
@@ -229,7 +229,7 @@ fn operators_of_all_kinds() {
 }
 
 #[test]
-fn what_a_call_says_is_done() {
+fn settings_of_a_call_are_followed() {
     ranks(4, &options(), |comm| {
         let me = comm.rank().0;
         for &algorithm in Algorithm::ALL {

@@ -11,10 +11,10 @@ use crate::world;
 /// Scheduling delay of a thread on a busy machine.
 const LATE: Duration = Duration::from_secs(2);
 /// For operations without a time limit.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn an_abort_reaches_all_who_wait() {
+fn an_abort_reaches_all_waiting_ranks() {
     let options = world::options();
     let errors = world::ranks(3, &options, |comm| {
         thread::scope(|scope| {
@@ -25,7 +25,7 @@ fn an_abort_reaches_all_who_wait() {
                 });
                 let began = Instant::now();
                 while !comm.has_failed() {
-                    assert!(began.elapsed() < PATIENCE);
+                    assert!(began.elapsed() < TIMEOUT);
                     thread::yield_now();
                 }
             }
@@ -52,7 +52,7 @@ fn a_rank_that_does_not_begin_is_named_within_the_deadline() {
         let began = Instant::now();
         if comm.rank() == Rank(2) {
             while !comm.has_failed() {
-                assert!(began.elapsed() < PATIENCE);
+                assert!(began.elapsed() < TIMEOUT);
                 thread::sleep(Duration::from_millis(1));
             }
         }

@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, raise};
 use crate::world::{options, ranks};
 
 /// Longer than any test step takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Lengths: empty, less and more than a fragment, and more than is staged of it.
 const LENGTHS: [usize; 6] = [0, 1, 7, 5000, 70_000, 400_001];
 
@@ -166,7 +166,7 @@ fn messages_that_were_started_keep_their_order() {
             drop(sends.remove(4));
             let began = Instant::now();
             while !receives[19].test().unwrap() {
-                assert!(began.elapsed() < PATIENCE);
+                assert!(began.elapsed() < TIMEOUT);
             }
             for (number, receive) in (0..).zip(receives) {
                 let data = receive.wait().unwrap();
@@ -179,11 +179,11 @@ fn messages_that_were_started_keep_their_order() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_messages_are_refused() {
     ranks(2, &options(), |comm| {
         let refused = |result: Result<(), CollectiveError>| result.unwrap_err().to_string();
-        let nobody = refused(comm.send(&[1u8], Rank(2)).wait());
-        assert!(nobody.contains("no rank 2 of 2"), "{nobody}");
+        let refusal = refused(comm.send(&[1u8], Rank(2)).wait());
+        assert!(refusal.contains("no rank 2 of 2"), "{refusal}");
         let ring = comm.send(&[1u8], Rank(0)).algorithm(Algorithm::Ring);
         assert!(refused(ring.wait()).contains("no algorithm"));
         let mut data = [1u8];
@@ -244,7 +244,7 @@ fn lengths_that_do_not_match() {
 
 /// Rank 0 waits for rank 1, which waits for rank 2, which is missing: both name rank 2.
 #[test]
-fn who_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let options = Options {
         deadline: Duration::from_secs(2),
         ..options()
@@ -306,7 +306,7 @@ fn is_a_rank() {
         _ => comm.receive(&mut into, Rank(0)).wait().unwrap_err(),
     };
     assert_eq!(error.culprit(), Some(Rank(2)), "{error}");
-    let left = comm.shrink(PATIENCE).unwrap();
+    let left = comm.shrink(TIMEOUT).unwrap();
     assert_eq!(left.size(), 2);
     match left.rank().0 {
         0 => left.send(&data, Rank(1)).wait().unwrap(),

@@ -48,7 +48,7 @@ fn each<R: Send>(all: Vec<Options>, rank: impl Fn(Communicator) -> R + Sync) -> 
 }
 
 #[test]
-fn all_know_where_all_are_and_go_by_the_best_links() {
+fn locations_are_distributed_and_rings_use_the_best_links() {
     let at = |place| Options {
         place: Some(place),
         ..options()
@@ -84,7 +84,7 @@ fn all_know_where_all_are_and_go_by_the_best_links() {
 }
 
 #[test]
-fn ranks_that_say_nothing_are_ranks_without_a_gpu() {
+fn ranks_without_a_location_have_no_gpu() {
     let mut all = vec![options(); 3];
     all[1].place = Some(place(0));
     each(all, |comm| {

@@ -10,7 +10,7 @@ use crate::world::{options, ranks};
 /// Lengths on which two ranks disagree give an error that names them, on all ranks, long before the
 /// deadline.
 #[test]
-fn parts_whose_lengths_do_not_match() {
+fn mismatched_lengths_are_reported() {
     // LL, eager and granted; empty at one end; and lengths of which one is eager, and the other
     // granted.
     for (sent, expected) in [

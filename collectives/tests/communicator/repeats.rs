@@ -13,7 +13,7 @@ use crate::world::{options, ranks};
 /// Operations of each kind, each several times, by each protocol; with other lengths, memory and
 /// operators between.
 #[test]
-fn what_is_repeated_gives_what_it_gave() {
+fn repeated_operations_give_equal_results() {
     for mapped in [true, false] {
         let mut options = options();
         options.config.mapped = mapped;
@@ -77,7 +77,7 @@ fn everything(comm: &Communicator, protocol: Protocol, n: usize) {
 
 /// Each differs from the previous one in one property.
 #[test]
-fn what_is_not_alike_is_not_taken_for_it() {
+fn different_operations_miss_the_program_cache() {
     ranks(2, &options(), |comm| {
         let me = comm.rank().0;
         let n = 6;
@@ -137,7 +137,7 @@ fn what_is_not_alike_is_not_taken_for_it() {
 
 /// A failure of the peer during a cached operation is reported, and for later operations too.
 #[test]
-fn a_repeat_that_nobody_answers_fails_in_its_time() {
+fn a_repeat_without_its_peer_fails_at_its_deadline() {
     let options = Options {
         deadline: Duration::from_secs(2),
         ..options()

@@ -9,7 +9,7 @@ use doorbell_collectives::{DataType, Options, Rank, ReduceOp};
 use crate::world::{options, ranks};
 
 /// Longer than any test step takes, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn requests_give_their_buffers_back_in_any_order() {
@@ -28,7 +28,7 @@ fn requests_give_their_buffers_back_in_any_order() {
                 .collect();
             let began = Instant::now();
             while !requests[7].test().unwrap() {
-                assert!(began.elapsed() < PATIENCE);
+                assert!(began.elapsed() < TIMEOUT);
             }
             // A dropped request completes nevertheless.
             drop(requests.remove(3));
@@ -46,7 +46,7 @@ fn requests_give_their_buffers_back_in_any_order() {
 }
 
 #[test]
-fn a_thread_in_the_background_drives_what_nobody_waits_for() {
+fn the_progress_thread_drives_started_operations() {
     let options = Options {
         progress_thread: true,
         ..options()
@@ -66,7 +66,7 @@ fn a_thread_in_the_background_drives_what_nobody_waits_for() {
 }
 
 #[test]
-fn a_group_is_done_when_all_of_it_is() {
+fn a_group_completes_with_its_last_operation() {
     ranks(4, &options(), |comm| {
         let me = comm.rank().0;
         let (mut a, mut b, mine, mut c) = (vec![me; 5000], vec![me; 3], [me], vec![0; 4]);
@@ -112,7 +112,7 @@ fn parts_and_copies_of_a_communicator_work_beside_it() {
 }
 
 #[test]
-fn what_is_measured_is_agreed_on() {
+fn measured_costs_are_agreed_on() {
     let measured = Options {
         calibrate: true,
         ..options()

@@ -13,7 +13,7 @@ pub(crate) const RANKS: u32 = 5;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wire {
     /// They share an address: the shared-memory link.
-    Lanes,
+    SharedMemory,
     /// Each has an address of its own.
     Udp,
 }
@@ -38,7 +38,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    pub(crate) who: u32,
+    pub(crate) rank: u32,
     /// The other end of the link.
     pub(crate) peer: u32,
     /// Drive steps, or, where the operation reduces, reductions before the fault.
@@ -48,7 +48,7 @@ pub(crate) struct Fault {
 }
 
 /// The collectives that can be started and then driven step by step, by each supporting algorithm.
-pub(crate) fn ways() -> Vec<(Collective, Algorithm)> {
+pub(crate) fn variants() -> Vec<(Collective, Algorithm)> {
     let not = [Collective::Barrier, Collective::AllToAllV];
     let all = Collective::ALL.iter().filter(|collective| !not.contains(collective));
     all.flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (collective, algorithm)))
@@ -59,14 +59,14 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             kind,
-            who,
+            rank,
             peer,
             step,
             way,
             protocol,
         } = self;
         let protocol = Protocol::ALL.iter().position(|one| one == protocol).unwrap();
-        write!(f, "{kind:?} {who} {peer} {step} {way} {protocol}")
+        write!(f, "{kind:?} {rank} {peer} {step} {way} {protocol}")
     }
 }
 
@@ -77,7 +77,7 @@ impl Fault {
         let named = |known: &&Kind| format!("{known:?}") == kind;
         Self {
             kind: *Kind::ALL.iter().find(named).unwrap(),
-            who: words[0],
+            rank: words[0],
             peer: words[1],
             step: words[2],
             way: words[3] as usize,
@@ -88,26 +88,26 @@ impl Fault {
     /// The rank that leaves the group. Of two that cannot reach each other it is the higher one.
     pub(crate) fn gone(&self) -> u32 {
         match self.kind {
-            Kind::Link => self.who.max(self.peer),
-            _ => self.who,
+            Kind::Link => self.rank.max(self.peer),
+            _ => self.rank,
         }
     }
 
     pub(crate) fn way(&self) -> (Collective, Algorithm) {
-        ways()[self.way]
+        variants()[self.way]
     }
 }
 
 /// The number of runs for each algorithm with each fault, among each number of ranks.
 pub(crate) fn all() -> u32 {
-    ways().len() as u32 * Kind::ALL.len() as u32
+    variants().len() as u32 * Kind::ALL.len() as u32
 }
 
 /// The faults of a run: all numbers of ranks from five down, each kind once, with one algorithm.
 /// Runs 0 to `all() - 1` have each algorithm with each kind among each number of ranks.
 pub(crate) fn faults(run: u32) -> Vec<Fault> {
     const STEPS: [u32; 12] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 144, 610];
-    let ways = ways().len() as u32;
+    let variants = variants().len() as u32;
     let mut state = run.wrapping_mul(0x9e37_79b9);
     let mut draw = |below: u32| {
         // Linear congruential generator with Knuth's constants; the upper bits suffice.
@@ -116,19 +116,19 @@ pub(crate) fn faults(run: u32) -> Vec<Fault> {
     };
     let mut left: Vec<u32> = (0..RANKS).collect();
     let fault = |index: u32| {
-        let mut kind = Kind::ALL[((run / ways + index) % 4) as usize];
+        let mut kind = Kind::ALL[((run / variants + index) % 4) as usize];
         if kind == Kind::Cut && left.len() == 2 {
             // Two ranks have only one link.
             kind = Kind::Link;
         }
-        let who = draw(left.len() as u32) as usize;
-        let peer = (who + 1 + draw(left.len() as u32 - 1) as usize) % left.len();
+        let rank = draw(left.len() as u32) as usize;
+        let peer = (rank + 1 + draw(left.len() as u32 - 1) as usize) % left.len();
         let fault = Fault {
             kind,
-            who: left[who],
+            rank: left[rank],
             peer: left[peer],
             step: STEPS[draw(STEPS.len() as u32) as usize],
-            way: (run % ways) as usize,
+            way: (run % variants) as usize,
             protocol: Protocol::ALL[(run + index) as usize % Protocol::ALL.len()],
         };
         left.retain(|rank| *rank != fault.gone());
@@ -142,7 +142,7 @@ pub(crate) fn faults(run: u32) -> Vec<Fault> {
 pub(crate) fn address(wire: Wire, process: u32, run: u32, rank: u32) -> Ipv4Addr {
     let [_, _, high, low] = process.to_be_bytes();
     match wire {
-        Wire::Lanes => Ipv4Addr::new(127, 64 + high % 32, low, 10 + (run % 240) as u8),
+        Wire::SharedMemory => Ipv4Addr::new(127, 64 + high % 32, low, 10 + (run % 240) as u8),
         Wire::Udp => Ipv4Addr::new(127, 100 + (run / 250) as u8, (run % 250) as u8, 10 + rank as u8),
     }
 }

@@ -24,14 +24,14 @@ use std::process::Command;
 const INSIDE: &str = "DOORBELL_SWEEP_INSIDE";
 
 #[test]
-fn on_lanes_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
-    run::sweep(fault::Wire::Lanes, 4);
+fn over_shared_memory_a_failed_rank_is_named_at_any_step() {
+    run::sweep(fault::Wire::SharedMemory, 4);
 }
 
 /// The kernel cuts the link between two ranks by blocking their packets, so this runs in a network
 /// namespace of its own.
 #[test]
-fn over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
+fn over_udp_a_failed_rank_is_named_at_any_step() {
     if std::env::var_os(INSIDE).is_some() {
         return run::sweep(fault::Wire::Udp, 2);
     }
@@ -43,11 +43,11 @@ fn over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on() {
         unshared
     };
     if !unshare(order, &[]).output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: this machine lets nobody make a network namespace, or has no ip(8)");
+        println!("skipped: network namespaces are not permitted, or has no ip(8)");
         return;
     }
     let this = std::env::current_exe().unwrap();
-    let name = "over_udp_whoever_goes_at_any_step_is_named_and_the_others_go_on";
+    let name = "over_udp_a_failed_rank_is_named_at_any_step";
     let status = unshare(
         &format!("{order} && exec \"$@\""),
         &[this.to_str().unwrap(), "--exact", name, "--nocapture"],

@@ -22,7 +22,7 @@ use doorbell_verbs::{Context, Library};
 use nix::sys::signal::{Signal, raise};
 
 use crate::fault::{Fault, Kind, Wire, address};
-use crate::run::{DEADLINE, LATE, PATIENCE};
+use crate::run::{DEADLINE, LATE, TIMEOUT};
 
 /// Set for processes that are ranks: link, process and run (which determine addresses), the rank,
 /// and the faults.
@@ -50,7 +50,11 @@ fn is_a_rank() {
     let words: Vec<_> = role.splitn(5, ' ').collect();
     let number = |word: &str| word.parse().unwrap();
     let me = Me {
-        wire: if words[0] == "Udp" { Wire::Udp } else { Wire::Lanes },
+        wire: if words[0] == "Udp" {
+            Wire::Udp
+        } else {
+            Wire::SharedMemory
+        },
         process: number(words[1]),
         run: number(words[2]),
         name: number(words[3]),
@@ -97,7 +101,7 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
             // 134 ms, eight times.
             timeout: 15,
             // Over UDP the queue pairs are tested.
-            mapped: me.wire == Wire::Lanes,
+            mapped: me.wire == Wire::SharedMemory,
             ..Config::default()
         },
         ..Options::default()
@@ -120,14 +124,14 @@ fn live(mut me: Me, device: &Context, faults: &str) -> &'static str {
         let error = result
             .err()
             .unwrap_or_else(|| panic!("rank {} has noticed nothing of {fault}", me.name));
-        if fault.who == me.name && fault.kind != Kind::Link {
+        if fault.rank == me.name && fault.kind != Kind::Link {
             return "gone";
         }
-        let verdict = me.judge(&fault, &error);
+        let verdict = me.check_error(&fault, &error);
         assert!(took < DEADLINE + LATE, "{fault} took {took:?}: {error}");
         let again = comm.barrier().wait().unwrap_err();
         assert_eq!(again.culprit(), error.culprit());
-        let left = comm.shrink(PATIENCE);
+        let left = comm.shrink(TIMEOUT);
         println!("{ANSWER}{number} {} {verdict}", took.as_millis());
         if fault.gone() == me.name {
             assert!(
@@ -226,7 +230,7 @@ impl Me {
         let (collective, algorithm) = fault.way();
         let call = call.algorithm(algorithm).protocol(fault.protocol);
         let mut request = call.channels(2).slice(1024).start()?;
-        if fault.who == self.name {
+        if fault.rank == self.name {
             let mut turns = 0;
             while !due.load(Ordering::Relaxed) && (turns != fault.step || collective.reduces()) && !request.test()? {
                 turns += 1;
@@ -241,7 +245,7 @@ impl Me {
 
     /// A sum during which the rank dies or stops; a link is cut after the step.
     fn operator(&self, fault: &Fault, due: Arc<AtomicBool>) -> UserOperator {
-        let (mine, kind, step) = (fault.who == self.name, fault.kind, fault.step);
+        let (mine, kind, step) = (fault.rank == self.name, fault.kind, fault.step);
         let times = AtomicU32::new(0);
         UserOperator::new("sum", move |into: &mut [f32], from: &[f32]| {
             if mine && times.fetch_add(1, Ordering::Relaxed) == step {
@@ -272,7 +276,7 @@ impl Me {
 
     /// Blocks packets in both directions between this rank and another.
     fn cut(&self, comm: &Communicator, peer: Rank, name: u32) {
-        if self.wire == Wire::Lanes {
+        if self.wire == Wire::SharedMemory {
             return comm.cut(peer).unwrap();
         }
         let [one, other] = [self.name, name].map(|name| address(self.wire, self.process, self.run, name));
@@ -286,7 +290,7 @@ impl Me {
     }
 
     /// Checks that an error describes the fault. Returns the agreed verdict.
-    fn judge(&self, fault: &Fault, error: &CollectiveError) -> String {
+    fn check_error(&self, fault: &Fault, error: &CollectiveError) -> String {
         let failure = error
             .failure()
             .unwrap_or_else(|| panic!("{fault}: no verdict: {error}"));
@@ -294,12 +298,12 @@ impl Me {
         let culprit = self.names[cause.culprit().index()];
         match fault.kind {
             Kind::Link => {
-                let ends = [fault.who, fault.peer];
+                let ends = [fault.rank, fault.peer];
                 assert!(ends.contains(&culprit), "{fault}: {error}");
                 let excluded = cause.excluded().map(|rank| self.names[rank.index()]);
                 assert_eq!(excluded, Some(fault.gone()), "{fault}: {error}");
             }
-            _ => assert_eq!(culprit, fault.who, "{fault}: {error}"),
+            _ => assert_eq!(culprit, fault.rank, "{fault}: {error}"),
         }
         let said = failure.to_string();
         assert!(said.contains("process ") && said.contains(" on "), "no host: {said}");

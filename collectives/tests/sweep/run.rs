@@ -24,7 +24,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(4);
 /// Scheduling delay of a process on a busy machine.
 pub(crate) const LATE: Duration = Duration::from_secs(2);
 /// For operations without a time limit.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of runs, or `all`.
 const RUNS: &str = "DOORBELL_SWEEP";
 /// Concurrent runs, where there are many.
@@ -99,7 +99,7 @@ impl Process {
 
     /// The next reply; `None` when it has ended.
     fn answer(&mut self) -> Option<String> {
-        match self.answers.recv_timeout(2 * PATIENCE) {
+        match self.answers.recv_timeout(2 * TIMEOUT) {
             Ok(answer) => Some(answer),
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!("process {} says nothing", self.child.id()),
@@ -127,7 +127,7 @@ fn start(wire: Wire, run: u32, faults: &[Fault]) -> Vec<Process> {
         command.env(ROLE, format!("{wire:?} {own} {run} {rank} {}", faults.join(";")));
         command.env("DOORBELL_SOFT_ADDR", address(wire, own, run, rank).to_string());
         match wire {
-            Wire::Lanes => command.env_remove("DOORBELL_LINK"),
+            Wire::SharedMemory => command.env_remove("DOORBELL_LINK"),
             Wire::Udp => command.env("DOORBELL_LINK", "udp"),
         };
         command.envs(Launch::variables(serving.id(), Rank(rank), RANKS));
@@ -150,7 +150,7 @@ fn perform(wire: Wire, run: u32) -> Vec<((Kind, usize), u64)> {
         let mut said: Option<String> = None;
         let mut most = 0;
         // If a link is cut, both of its ends live, and notice.
-        let notices = |rank: &&u32| fault.kind == Kind::Link || **rank != fault.who;
+        let notices = |rank: &&u32| fault.kind == Kind::Link || **rank != fault.rank;
         for rank in here.iter().filter(notices) {
             let answer = processes[*rank as usize].answer();
             let answer = answer.unwrap_or_else(|| panic!("rank {rank} has ended instead of noticing {what}"));
@@ -190,7 +190,7 @@ fn vanishes(wire: Wire, run: u32) {
     for rank in 0..RANKS {
         let ours = format!("/{}:4791/", address(wire, std::process::id(), run, rank));
         while std::fs::read_to_string("/proc/net/unix").unwrap().contains(&ours) {
-            assert!(began.elapsed() < PATIENCE, "a name is left: {ours}");
+            assert!(began.elapsed() < TIMEOUT, "a name is left: {ours}");
             thread::sleep(Duration::from_millis(2));
         }
     }

@@ -66,7 +66,7 @@ impl Memory {
     /// The `len` bytes from the beginning.
     pub(super) fn content(&self, len: usize) -> &[u8] {
         assert!(self.offset + len <= self.layout.size());
-        // SAFETY: within the allocation, which is initialised; nobody writes it while it is borrowed.
+        // SAFETY: within the allocation, which is initialised; it is not written while borrowed.
         unsafe { core::slice::from_raw_parts(self.base.add(self.offset), len) }
     }
 }

@@ -33,7 +33,7 @@ const BY_NAME: Rules = Rules {
 };
 
 #[test]
-fn the_exchange_in_place_that_stood_still() {
+fn the_exchange_in_place_that_deadlocks() {
     let order = [Rank(0), Rank(1)];
     let schedule = Algorithm::RecursiveDoubling.schedule(Collective::AllReduce, &order, Rank(0));
     let plan = Plan::of(&*schedule.expect("a schedule"));
@@ -53,7 +53,7 @@ fn the_exchange_in_place_that_stood_still() {
 /// Other plans that deadlock with that executor: those that reduce a received message onto what
 /// they send.
 #[test]
-fn others_that_would_have_stood_still() {
+fn other_plans_that_would_deadlock() {
     let still = |ranks| {
         let stuck = plans(ranks).filter(|(_, plan)| plan.in_place && run(plan, true, BY_NAME).is_err());
         stuck.map(|(name, _)| name).collect::<Vec<_>>()

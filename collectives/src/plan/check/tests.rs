@@ -109,7 +109,7 @@ fn a_reduction_of_what_is_not_reduced() {
 }
 
 #[test]
-fn what_is_not_there_yet() {
+fn a_read_before_a_write() {
     let text = two(
         "broadcast",
         1,
@@ -191,7 +191,7 @@ fn a_block_that_is_not_as_long() {
 }
 
 #[test]
-fn what_writes_the_input() {
+fn a_step_that_writes_the_input() {
     let text = two(
         "sendrecv",
         1,
@@ -229,7 +229,7 @@ fn blocks_that_there_are_not() {
 }
 
 #[test]
-fn messages_that_do_not_match() {
+fn unmatched_messages() {
     let text = two("barrier", 0, ["strand 0 \n send nothing to 1", "strand 0"]);
     let fault = Fault::Unmatched {
         from: Rank(0),
@@ -289,7 +289,7 @@ fn messages_that_do_not_match() {
 }
 
 #[test]
-fn ranks_that_wait_for_one_another() {
+fn ranks_that_wait_in_a_cycle() {
     let text = two(
         "sendrecv",
         1,

@@ -154,7 +154,7 @@ fn links_join_gpus_directly_or_by_a_switch() {
 }
 
 #[test]
-fn what_the_driver_says_of_a_pair_counts_more_than_where_links_lead() {
+fn the_drivers_report_of_a_pair_overrides_link_ends() {
     // An NVSwitch whose fabric manager has not started: the links are up, without remote ends.
     let mut idle = machine(2, |_, _| 0, 18);
     idle.gpus[0].peers[0].nvlink = Some(Reach::NoWay);
@@ -246,7 +246,7 @@ fn gpus_that_only_one_side_knows_are_shown_and_noted() {
     assert_eq!(
         host.notes,
         [
-            "sysfs does not show GPU 0000:01:00.0: nobody knows its PCIe switches",
+            "sysfs does not show GPU 0000:01:00.0: its PCIe switches are unknown",
             "1 of the GPUs that sysfs shows are not NVML's: they are hidden from this process, or have no driver"
         ]
     );
@@ -450,7 +450,7 @@ fn any_members_are_ordered_completely_and_alike_on_all_ranks() {
 }
 
 #[test]
-fn what_is_no_member_is_refused() {
+fn invalid_members_are_refused() {
     let member = &members(&dgx1(), "a host")[5];
     let bytes = member.encode();
     assert_eq!(Member::decode(&bytes).as_ref(), Some(member));
@@ -473,7 +473,7 @@ fn what_is_no_member_is_refused() {
 }
 
 #[test]
-fn what_is_too_long_is_cut() {
+fn overlong_values_are_truncated() {
     let mut member = members(&machine(2, |_, _| 1, 0), "h")[0].clone();
     member.host = "h".repeat(1000);
     member.place.pcie_path = vec!["0000:00:00.0".to_owned(); 100];
