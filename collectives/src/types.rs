@@ -78,30 +78,43 @@ pub(crate) use named;
 
 named! {
     /// The type of an element.
+    #[doc(alias("ncclDataType_t", "MPI_Datatype"))]
     DataType, "data type" {
         /// Signed, 8 bits.
+        #[doc(alias("ncclInt8", "ncclChar", "MPI_INT8_T"))]
         I8 = "i8",
         /// Unsigned, 8 bits.
+        #[doc(alias("ncclUint8", "MPI_UINT8_T"))]
         U8 = "u8",
         /// Signed, 32 bits.
+        #[doc(alias("ncclInt32", "ncclInt", "MPI_INT32_T"))]
         I32 = "i32",
         /// Unsigned, 32 bits.
+        #[doc(alias("ncclUint32", "MPI_UINT32_T"))]
         U32 = "u32",
         /// Signed, 64 bits.
+        #[doc(alias("ncclInt64", "MPI_INT64_T"))]
         I64 = "i64",
         /// Unsigned, 64 bits.
+        #[doc(alias("ncclUint64", "MPI_UINT64_T"))]
         U64 = "u64",
         /// IEEE 754 binary16.
+        #[doc(alias("ncclFloat16", "ncclHalf"))]
         F16 = "f16",
         /// bfloat16: the upper half of a binary32.
+        #[doc(alias = "ncclBfloat16")]
         Bf16 = "bf16",
         /// IEEE 754 binary32.
+        #[doc(alias("ncclFloat32", "ncclFloat", "MPI_FLOAT"))]
         F32 = "f32",
         /// IEEE 754 binary64.
+        #[doc(alias("ncclFloat64", "ncclDouble", "MPI_DOUBLE"))]
         F64 = "f64",
         /// 8 bits: sign, 4 of exponent, 3 of mantissa (OCP FP8, E4M3): no infinity, one NaN.
+        #[doc(alias = "ncclFloat8e4m3")]
         F8E4M3 = "f8e4m3",
         /// 8 bits: sign, 5 of exponent, 2 of mantissa (OCP FP8, E5M2).
+        #[doc(alias = "ncclFloat8e5m2")]
         F8E5M2 = "f8e5m2",
     }
 }
@@ -131,18 +144,25 @@ impl DataType {
 
 named! {
     /// A reduction operator. All are associative but for rounding, and commutative.
+    #[doc(alias("ncclRedOp_t", "MPI_Op"))]
     ReduceOp, "operator" {
         /// The sum; integers wrap.
+        #[doc(alias("ncclSum", "MPI_SUM"))]
         Sum = "sum",
         /// The product; integers wrap.
+        #[doc(alias("ncclProd", "MPI_PROD"))]
         Prod = "prod",
         /// The minimum.
+        #[doc(alias("ncclMin", "MPI_MIN"))]
         Min = "min",
         /// The maximum.
+        #[doc(alias("ncclMax", "MPI_MAX"))]
         Max = "max",
         /// The sum, divided by the number of ranks; integers truncate towards zero.
+        #[doc(alias = "ncclAvg")]
         Avg = "avg",
         /// The sum of the contributions, each multiplied by its rank's scalar.
+        #[doc(alias = "ncclRedOpCreatePreMulSum")]
         PreMulSum = "premulsum",
     }
 }
@@ -150,14 +170,18 @@ named! {
 named! {
     /// The protocol of a message, as in NCCL. The executor implements them; a
     /// [`Link`](crate::cost::Link) has their costs.
+    #[doc(alias = "NCCL_PROTO")]
     Protocol, "protocol" {
         /// Rendezvous: a WRITE to memory that the receiver has granted, then a sequence number.
         /// Short messages are eager.
+        #[doc(alias = "NCCL_PROTO_SIMPLE")]
         Simple = "simple",
         /// Low latency: words of 4 bytes of data and 4 of flag; one WRITE without a grant, half of
         /// the bandwidth.
+        #[doc(alias = "NCCL_PROTO_LL")]
         Ll = "ll",
         /// Lines of 120 bytes of data and 8 of flag: as LL, with 15/16 of the bandwidth.
+        #[doc(alias = "NCCL_PROTO_LL128")]
         Ll128 = "ll128",
     }
 }

@@ -24,6 +24,7 @@ mod tree;
 
 named! {
     /// An algorithm.
+    #[doc(alias = "NCCL_ALGO")]
     Algorithm, "algorithm" {
         /// Ring, or chain from or to the root.
         Ring = "ring",

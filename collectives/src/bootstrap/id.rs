@@ -75,6 +75,7 @@ impl fmt::Debug for Nonce {
 
 /// The rendezvous address of a group: `doorbell:HOST:PORT:NONCE`, an IPv6 address in brackets. Any
 /// process that has it may join, so it goes to members only.
+#[doc(alias = "ncclUniqueId")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniqueId {
     host: String,

@@ -30,7 +30,7 @@ pub enum Launcher {
 
 /// Where the ranks of a job meet.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Meeting {
+pub enum RendezvousPoint {
     /// At a rendezvous that is served already.
     Id(UniqueId),
     /// At one of eight ports of rank 0's host that all ranks derive from the environment.
@@ -74,7 +74,7 @@ pub struct Launch {
     /// The rank among those on this host, where known.
     pub local_rank: Option<u32>,
     /// Where they meet.
-    pub meeting: Meeting,
+    pub rendezvous: RendezvousPoint,
 }
 
 impl Launch {
@@ -100,7 +100,7 @@ impl Launch {
             rank: Rank(number(rank)?),
             ranks: number(ranks)?,
             local_rank: variables.optional(local_rank, "it should be a number")?,
-            meeting: variables.meeting(launcher)?,
+            rendezvous: variables.rendezvous(launcher)?,
         };
         if launch.rank.0 >= launch.ranks {
             let Self { rank, ranks, .. } = launch;
@@ -126,9 +126,9 @@ impl Launch {
     /// As [`Group::join`].
     pub fn join(&self, options: &Options) -> Result<Group, BootstrapError> {
         let &Self { rank, ranks, .. } = self;
-        let (candidates, nonce, serving) = match &self.meeting {
-            Meeting::Id(id) => (resolve(id.host(), id.port())?, id.nonce(), None),
-            Meeting::Derived { host, port, nonce } => {
+        let (candidates, nonce, serving) = match &self.rendezvous {
+            RendezvousPoint::Id(id) => (resolve(id.host(), id.port())?, id.nonce(), None),
+            RendezvousPoint::Derived { host, port, nonce } => {
                 let candidates = candidates(host, *port, options.bind.filter(|_| rank == Rank(0)))?;
                 if rank == Rank(0) {
                     let serving = serve(&candidates, *nonce, ranks, options)?;
@@ -247,14 +247,14 @@ impl Variables<'_> {
         all.into_iter().find(|(launcher, names)| is_set(*launcher, *names))
     }
 
-    fn meeting(&self, launcher: Launcher) -> Result<Meeting, BootstrapError> {
+    fn rendezvous(&self, launcher: Launcher) -> Result<RendezvousPoint, BootstrapError> {
         const VARIABLE: &str = "DOORBELL_ID";
         if let Some(id) = self.get(VARIABLE) {
             let bad = |source| BootstrapError::Id {
                 variable: VARIABLE,
                 source,
             };
-            return id.parse().map(Meeting::Id).map_err(bad);
+            return id.parse().map(RendezvousPoint::Id).map_err(bad);
         }
         let missing = |variable, expected| {
             Err(BootstrapError::Variable {
@@ -309,7 +309,7 @@ impl Variables<'_> {
     }
 
     /// At the ports after `MASTER_PORT`, which the job's own rendezvous uses.
-    fn at_master(&self, words: &[&str]) -> Result<Meeting, BootstrapError> {
+    fn at_master(&self, words: &[&str]) -> Result<RendezvousPoint, BootstrapError> {
         let host: String = self.required("MASTER_ADDR", "it should name the host of rank 0")?;
         let port: u16 = self.required("MASTER_PORT", "it should be a port below 65535")?;
         let Some(port) = port.checked_add(1) else {
@@ -325,16 +325,16 @@ impl Variables<'_> {
         let candidate = format!("{host}:{port}");
         let words = [words, &[&candidate, &run, &restarts]].concat();
         let nonce = self.nonce(&words);
-        Ok(Meeting::Derived { host, port, nonce })
+        Ok(RendezvousPoint::Derived { host, port, nonce })
     }
 
     /// At ports that the job number selects: 10240 to 28671, below the ephemeral range.
-    fn derived(&self, host: String, words: &[&str]) -> Meeting {
+    fn derived(&self, host: String, words: &[&str]) -> RendezvousPoint {
         let nonce = self.nonce(words);
         let [low, high, ..] = *nonce.bytes();
         let choice = u16::from_le_bytes([low, high]) % (18432 / PORTS);
         let port = 10240 + choice * PORTS;
-        Meeting::Derived { host, port, nonce }
+        RendezvousPoint::Derived { host, port, nonce }
     }
 
     fn nonce(&self, words: &[&str]) -> Nonce {

@@ -49,9 +49,9 @@ fn with<'a>(base: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'
 }
 
 fn derived(launch: Launch) -> (String, u16, Nonce) {
-    match launch.meeting {
-        Meeting::Derived { host, port, nonce } => (host, port, nonce),
-        Meeting::Id(id) => panic!("{id}"),
+    match launch.rendezvous {
+        RendezvousPoint::Derived { host, port, nonce } => (host, port, nonce),
+        RendezvousPoint::Id(id) => panic!("{id}"),
     }
 }
 
@@ -63,7 +63,7 @@ fn every_launcher_is_recognised() {
         (launch.launcher, launch.rank, launch.ranks, launch.local_rank),
         (Launcher::Doorbell, Rank(0), 4, None)
     );
-    assert_eq!(launch.meeting, Meeting::Id(ID.parse().unwrap()));
+    assert_eq!(launch.rendezvous, RendezvousPoint::Id(ID.parse().unwrap()));
 
     let launch = read(TORCHRUN).unwrap();
     assert_eq!(
@@ -103,7 +103,7 @@ fn the_inner_launcher_wins_and_an_id_names_the_rendezvous() {
     );
     for base in [TORCHRUN, MPIRUN, SRUN] {
         let launch = read(&with(base, &[("DOORBELL_ID", ID)])).unwrap();
-        assert_eq!(launch.meeting, Meeting::Id(ID.parse().unwrap()));
+        assert_eq!(launch.rendezvous, RendezvousPoint::Id(ID.parse().unwrap()));
     }
     let spread = with(
         MPIRUN,
@@ -194,7 +194,7 @@ fn a_child_reads_the_variables_of_its_parent() {
         rank: Rank(2),
         ranks: 3,
         local_rank: Some(2),
-        meeting: Meeting::Id(ID.parse().unwrap()),
+        rendezvous: RendezvousPoint::Id(ID.parse().unwrap()),
     };
     assert_eq!(launch.unwrap(), expected);
 }

@@ -24,7 +24,7 @@ use std::time::Duration;
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
 pub use id::{Nonce, NotAnId, UniqueId};
-pub use launch::{Launch, Launcher, Meeting};
+pub use launch::{Launch, Launcher, RendezvousPoint};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, Serving};
 

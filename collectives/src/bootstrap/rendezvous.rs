@@ -38,6 +38,7 @@ impl Rendezvous {
     /// # Errors
     /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none,
     /// [`BootstrapError::System`] where there are no random numbers.
+    #[doc(alias = "ncclGetUniqueId")]
     pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
         let nonce = Nonce::random().map_err(BootstrapError::system("get random numbers"))?;
         Self::at(SocketAddr::new(address, 0), nonce, ranks)

@@ -17,6 +17,7 @@ use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
 /// The sum of the contributions, each multiplied by its rank's scalar. The scalar has the
 /// accumulator type: `f32` for floats of 16 and 8 bits.
+#[doc(alias = "ncclRedOpCreatePreMulSum")]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PreMulSum<A: Accumulator>(pub A);
 
@@ -241,6 +242,7 @@ impl<'c, B: Owned> Call<'c, B> {
     ///
     /// # Errors
     /// As [`wait`](Self::wait); if the communicator has failed, earlier operations have failed too.
+    #[doc(alias = "MPI_Iallreduce")]
     pub fn start(self) -> Result<Request<'c, B>, CollectiveError> {
         let ticket = self.comm.shared.begin(self.spec?, &self.settings)?;
         self.comm.shared.wake();
@@ -255,6 +257,7 @@ impl<'c, B: Owned> Call<'c, B> {
 
 /// An operation in flight, which owns its buffers. If dropped, it continues nevertheless: other
 /// ranks depend on it.
+#[doc(alias = "MPI_Request")]
 #[must_use = "what a request has is given back by `wait`"]
 pub struct Request<'c, B: Owned> {
     comm: &'c Communicator,
@@ -269,6 +272,7 @@ impl<B: Owned> Request<'_, B> {
     ///
     /// # Errors
     /// [`CollectiveError::Failed`] if it has failed.
+    #[doc(alias = "MPI_Test")]
     pub fn test(&mut self) -> Result<bool, CollectiveError> {
         if !self.done {
             self.done = self.comm.shared.test(self.ticket)?;
@@ -280,6 +284,7 @@ impl<B: Owned> Request<'_, B> {
     ///
     /// # Errors
     /// As [`Call::wait`]. The buffers are then dropped, as their contents are undefined.
+    #[doc(alias = "MPI_Wait")]
     pub fn wait(mut self) -> Result<B, CollectiveError> {
         if !mem::replace(&mut self.done, true) {
             self.comm.shared.wait(self.ticket)?;

@@ -169,6 +169,7 @@ impl Communicator {
     }
 
     /// All ranks get the reduction of all `data`, in place.
+    #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     pub fn all_reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         let spec = self.spec::<X::Element>(Collective::AllReduce, len, at, at);
@@ -176,6 +177,7 @@ impl Communicator {
     }
 
     /// All ranks get the reduction of all `input`s.
+    #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     pub fn all_reduce_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -191,6 +193,7 @@ impl Communicator {
 
     /// All ranks get all parts, in place: `data` has a part for each rank, of which the own one is
     /// the input.
+    #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<X: Target>(&self, mut data: X) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::AllGather;
         let (at, len) = data.region(self.number);
@@ -202,6 +205,7 @@ impl Communicator {
     }
 
     /// All ranks get all `input`s, by rank.
+    #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -217,6 +221,7 @@ impl Communicator {
 
     /// Each rank gets its part of the reduction, in place of that part of its `data`; the rest is
     /// unchanged.
+    #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::ReduceScatter;
         let (at, len) = data.region(self.number);
@@ -228,6 +233,7 @@ impl Communicator {
     }
 
     /// Each rank gets its part of the reduction of all `input`s.
+    #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -243,6 +249,7 @@ impl Communicator {
     }
 
     /// All ranks get the root's `data`.
+    #[doc(alias("ncclBroadcast", "ncclBcast", "MPI_Bcast"))]
     pub fn broadcast<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         let given = if self.rank == root { at } else { BufferRef::NONE };
@@ -251,6 +258,7 @@ impl Communicator {
     }
 
     /// All ranks get the root's `input`; that of the others is ignored.
+    #[doc(alias = "ncclBroadcast")]
     pub fn broadcast_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -270,6 +278,7 @@ impl Communicator {
     }
 
     /// The root gets the reduction of all `data`, in place; that of the others is unchanged.
+    #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>, root: Rank) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         let wanted = if self.rank == root { at } else { BufferRef::NONE };
@@ -280,6 +289,7 @@ impl Communicator {
 
     /// The root gets the reduction of all `input`s; the `output` of the others is unused and may be
     /// empty.
+    #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -303,6 +313,7 @@ impl Communicator {
 
     /// The root gets all parts, in place: its `data` has a part for each rank, of which the own one
     /// is its input; that of the others is their part.
+    #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Gather;
         let (at, len) = data.region(self.number);
@@ -319,6 +330,7 @@ impl Communicator {
     }
 
     /// The root gets all `input`s, by rank; the `output` of the others is unused and may be empty.
+    #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -339,6 +351,7 @@ impl Communicator {
 
     /// Each rank gets its part of the root's `data`, which has one for each rank; the root's own
     /// part stays in place.
+    #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Scatter;
         let (at, len) = data.region(self.number);
@@ -356,6 +369,7 @@ impl Communicator {
 
     /// Each rank gets its part of the root's `input`; that of the others is ignored and may be
     /// empty.
+    #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter_into<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -375,6 +389,7 @@ impl Communicator {
     }
 
     /// Each rank gets its part of every rank's `input`, by rank; all parts have one length.
+    #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -394,6 +409,7 @@ impl Communicator {
     /// If two ranks disagree on a length, the communicator fails on all ranks, and the error names
     /// them and the lengths. The default protocol is [`Protocol::Simple`](crate::Protocol::Simple).
     /// As every pair exchanges lengths, no rank completes before all have begun.
+    #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         input: X,
@@ -447,6 +463,7 @@ impl Communicator {
     /// All ranks get all `input`s, by rank, of different lengths: `counts`, the same on all ranks,
     /// or it fails as [`all_to_all_v`](Self::all_to_all_v) does. Directly between all pairs, by
     /// [`Protocol::Simple`](crate::Protocol::Simple) by default.
+    #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -489,6 +506,7 @@ impl Communicator {
     /// Each rank gets its part of the reduction of all `input`s, of different lengths: `counts`,
     /// the same on all ranks, or it fails as [`all_to_all_v`](Self::all_to_all_v) does. By
     /// [`Algorithm::FullMesh`], which is `deterministic`; others are refused.
+    #[doc(alias = "MPI_Reduce_scatter")]
     pub fn reduce_scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -535,6 +553,7 @@ impl Communicator {
     /// The root gets all `input`s, by rank, of different lengths: `counts`, which only the root
     /// uses. If they do not match the inputs, it fails as [`all_to_all_v`](Self::all_to_all_v)
     /// does.
+    #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -558,6 +577,7 @@ impl Communicator {
     /// Each rank gets its part of the root's `input`, of different lengths: `counts`, which only
     /// the root uses. Each `output` has its part's length, or it fails as
     /// [`all_to_all_v`](Self::all_to_all_v) does.
+    #[doc(alias = "MPI_Scatterv")]
     pub fn scatter_v<X: Source, Y: Target<Element = X::Element>>(
         &self,
         input: X,
@@ -579,6 +599,7 @@ impl Communicator {
     }
 
     /// Each rank sends its `input` to the next rank, and receives that of the previous one.
+    #[doc(alias = "MPI_Sendrecv")]
     pub fn send_receive<X: Source, Y: Target<Element = X::Element>>(
         &self,
         mut input: X,
@@ -592,6 +613,7 @@ impl Communicator {
     }
 
     /// Returns once all ranks have called it.
+    #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&self) -> Call<'_, ()> {
         Call::new(
             self,

@@ -72,6 +72,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As those, and as [`new`](Self::new).
+    #[doc(alias = "MPI_Init")]
     pub fn from_env(device: &Context) -> Result<Self, CollectiveError> {
         let options = Options::from_env()?;
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
@@ -99,6 +100,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When a device refuses a request, a member is missing, or the tuning file is invalid.
+    #[doc(alias("ncclCommInitRank", "ncclCommInitRankConfig"))]
     pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
         options.deadline = options.deadline.min(FOREVER);
         let state = State::connect(devices, &mut group, &options, None)?;
@@ -138,6 +140,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When a member is missing, or a device refuses a request.
+    #[doc(alias("ncclCommSplit", "MPI_Comm_split"))]
     pub fn split(&self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CollectiveError> {
         let part = self.exchanging(|group| group.split(colour, key))?;
         part.map(|group| self.with_group(group)).transpose()
@@ -147,6 +150,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`split`](Self::split).
+    #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self, CollectiveError> {
         let group = self.exchanging(Group::duplicate)?;
         self.with_group(group)
@@ -191,6 +195,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When the others continue without this rank, or there was no agreement in time.
+    #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink"))]
     pub fn shrink(&self, timeout: Duration) -> Result<Self, CollectiveError> {
         let timeout = timeout.min(FOREVER);
         let until = Instant::now() + timeout;
@@ -225,9 +230,9 @@ impl State {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
         engine.set_backoff(backoff(group)?);
-        let places = places(group, options.place.as_ref())?;
-        let hosts = hosts(&places);
-        let order = topology::ring(&places);
+        let locations = locations(group, options.location.as_ref())?;
+        let hosts = hosts(&locations);
+        let order = topology::ring(&locations);
         let tuner = match tuner {
             Some(tuner) => tuner,
             None => {
@@ -238,7 +243,7 @@ impl State {
                 share_tuning(&tuner, group)?
             }
         };
-        Ok(Self::new(engine, tuner, hosts, order, places))
+        Ok(Self::new(engine, tuner, hosts, order, locations))
     }
 }
 
@@ -264,25 +269,25 @@ fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
 }
 
 /// The locations of all members, by rank; this one's is `mine`, if known.
-fn places(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
+fn locations(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
     let mine = mine.map(topology::Member::encode).unwrap_or_default();
     let said = group.control_mut().all_gather(&mine)?;
     let members = group.members().iter().zip(said).zip(0..);
-    let place = members.map(|((member, said), rank)| {
-        let place = match said.is_empty() {
+    let location = members.map(|((member, said), rank)| {
+        let location = match said.is_empty() {
             true => Some(topology::Member::default()),
             false => topology::Member::decode(&said),
         };
-        let place = place.ok_or_else(|| ExchangeError::Misuse {
+        let location = location.ok_or_else(|| ExchangeError::Misuse {
             rank: Rank(rank),
             reason: "where it is makes no sense to this release: run the same release everywhere".to_owned(),
         })?;
         Ok(topology::Member {
             host: member.host.clone(),
-            ..place
+            ..location
         })
     });
-    place.collect()
+    location.collect()
 }
 
 /// By rank: the index of its host, in the order of the hosts' lowest ranks.
@@ -341,7 +346,7 @@ mod tests {
             scope.spawn(|| stranger.control_mut().all_gather(b"\x02nonsense").unwrap());
             let threads: Vec<_> = groups
                 .iter_mut()
-                .map(|group| scope.spawn(|| places(group, Some(&topology::Member::default()))))
+                .map(|group| scope.spawn(|| locations(group, Some(&topology::Member::default()))))
                 .collect();
             threads
                 .into_iter()

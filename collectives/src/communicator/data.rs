@@ -16,6 +16,7 @@ use crate::types::DataType;
 /// Another communicator accepts it too, and copies it like any slice. The ranks of a communicator
 /// trust one another: the protocol determines what they may write, and the device enforces only
 /// that it is this communicator's memory.
+#[doc(alias = "ncclMemAlloc")]
 pub struct CommBuffer<T: Element> {
     segment: Arc<Segment>,
     len: usize,

@@ -72,6 +72,7 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 ///
 /// It may be shared between threads; operations run in the order of the calls, which has to be the
 /// same on all ranks.
+#[doc(alias("ncclComm_t", "MPI_Comm"))]
 pub struct Communicator {
     shared: Arc<Shared>,
     progress: Option<JoinHandle<()>>,
@@ -86,12 +87,14 @@ pub struct Communicator {
 
 impl Communicator {
     /// The rank of this process.
+    #[doc(alias("ncclCommUserRank", "MPI_Comm_rank"))]
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
     /// The number of ranks.
+    #[doc(alias("ncclCommCount", "MPI_Comm_size"))]
     #[must_use]
     pub fn size(&self) -> u32 {
         self.ranks
@@ -133,11 +136,11 @@ impl Communicator {
         self.shared.with(|state| state.hosts.clone())
     }
 
-    /// By rank: its location ([`Options::place`]); [`least_nvlink`](crate::topology::least_nvlink)
+    /// By rank: its location ([`Options::location`]); [`least_nvlink`](crate::topology::least_nvlink)
     /// returns whether all GPUs are connected.
     #[must_use]
-    pub fn places(&self) -> Vec<topology::Member> {
-        self.shared.with(|state| state.places.clone())
+    pub fn locations(&self) -> Vec<topology::Member> {
+        self.shared.with(|state| state.locations.clone())
     }
 
     /// The number of ranks whose mailboxes are mapped
@@ -177,6 +180,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
+    #[doc(alias("ncclMemAlloc", "ncclCommRegister", "MPI_Alloc_mem"))]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<CommBuffer<T>, CollectiveError> {
         let Some(bytes) = len
             .checked_mul(size_of::<T>())
@@ -202,6 +206,7 @@ impl Communicator {
     /// # Errors
     /// The error of `build`, or else the first error of an operation. All operations have ended in
     /// either case.
+    #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn group<'g>(
         &'g self,
         build: impl FnOnce(&mut Batch<'g>) -> Result<(), CollectiveError>,
@@ -214,6 +219,7 @@ impl Communicator {
 
     /// Fails all operations in flight on any rank, and all later ones, with this rank and reason.
     /// Returns at once; may be called while another thread waits.
+    #[doc(alias("ncclCommAbort", "ncclCommRevoke", "MPI_Abort"))]
     pub fn abort(&self, reason: &str) {
         self.shared.group().control().give_up(reason);
     }
@@ -227,6 +233,7 @@ impl Communicator {
     }
 
     /// Whether it has failed: a member died, it was aborted, or an operation missed its deadline.
+    #[doc(alias = "ncclCommGetAsyncError")]
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.monitor.failed()
@@ -244,6 +251,7 @@ impl Communicator {
     /// # Errors
     /// When a rank is missing at the deadline, or the communicator has failed. It is gone all the
     /// same.
+    #[doc(alias("ncclCommFinalize", "ncclCommDestroy", "MPI_Comm_free", "MPI_Finalize"))]
     pub fn destroy(mut self) -> Result<(), CollectiveError> {
         let left = self.leave(self.options.deadline);
         if self.has_failed() {

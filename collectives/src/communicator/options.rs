@@ -34,7 +34,7 @@ pub struct Options {
     /// [`Host::member`](crate::topology::Host::member) returns it (default: unknown). It is
     /// distributed to all ranks, and rings connect near ranks; the host name in it is that of the
     /// [`Group`](crate::bootstrap::Group).
-    pub place: Option<topology::Member>,
+    pub location: Option<topology::Member>,
 }
 
 impl Default for Options {
@@ -47,7 +47,7 @@ impl Default for Options {
             calibrate: true,
             overrides: Overrides::default(),
             tuning_file: None,
-            place: None,
+            location: None,
         }
     }
 }

@@ -24,6 +24,7 @@ impl Communicator {
     /// # Errors
     /// Of the [`Call`]: if the receiver expects another length, the communicator fails on all
     /// ranks, and the error has both; if it does not receive, it is named.
+    #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<X: Source>(&self, mut data: X, to: Rank) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         Call::new(self, self.message::<X::Element>(Direction::Send, to, at, len), data)
@@ -34,6 +35,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As of `send`.
+    #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn receive<X: Target>(&self, mut data: X, from: Rank) -> Call<'_, X> {
         let (at, len) = data.region(self.number);
         Call::new(

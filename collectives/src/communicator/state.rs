@@ -51,7 +51,7 @@ pub(super) struct State {
     /// The order of rings and trees.
     pub(super) order: Vec<Rank>,
     /// By rank: its location.
-    pub(super) places: Vec<topology::Member>,
+    pub(super) locations: Vec<topology::Member>,
     chosen: Vec<ChosenPlan>,
     /// Index of the plan used last, which is the most likely next one.
     last: usize,
@@ -72,14 +72,14 @@ impl State {
         tuner: Tuner,
         hosts: Vec<u32>,
         order: Vec<Rank>,
-        places: Vec<topology::Member>,
+        locations: Vec<topology::Member>,
     ) -> Self {
         Self {
             engine,
             tuner,
             hosts,
             order,
-            places,
+            locations,
             chosen: Vec::new(),
             last: 0,
             plans: Vec::new(),

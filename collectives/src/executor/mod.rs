@@ -77,6 +77,7 @@ const CLOCK_CHECK_INTERVAL: u32 = 1024;
 const IDLE_WEIGHT: u32 = 16;
 
 /// Configuration of an engine. The same on all ranks.
+#[doc(alias = "ncclConfig_t")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Channels: concurrent instances of a plan (default 4).

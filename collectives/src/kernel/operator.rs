@@ -51,6 +51,7 @@ type Combine = dyn Fn(*mut u8, *const u8, usize) + Send + Sync;
 /// # use doorbell_collectives::kernel::UserOperator;
 /// let bits = UserOperator::new("or", |into: &mut [u64], from: &[u64]| into.iter_mut().zip(from).for_each(|(a, b)| *a |= b));
 /// ```
+#[doc(alias = "MPI_Op_create")]
 #[derive(Clone)]
 pub struct UserOperator {
     name: Arc<str>,

@@ -6,7 +6,7 @@ use doorbell_nvml as nvml;
 use serde::Serialize;
 
 use super::sysfs::natural;
-use super::{Device, DeviceKind, Distance, Host, Member, Place, TopologyError};
+use super::{Device, DeviceKind, Distance, Host, Location, Member, TopologyError};
 
 /// A GPU's description, as distributed to other ranks.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
@@ -252,7 +252,7 @@ impl Host {
                         gpu.address
                     ));
                     self.devices
-                        .push(Device::new(gpu.address.clone(), DeviceKind::Gpu, Place::default()));
+                        .push(Device::new(gpu.address.clone(), DeviceKind::Gpu, Location::default()));
                     self.devices.len() - 1
                 }
             };

@@ -1,6 +1,6 @@
 //! The location of a rank and its encoding for other ranks.
 
-use super::{Gpu, GpuPeer, NvLinkEnd, NvLinkGroup, Place};
+use super::{Gpu, GpuPeer, Location, NvLinkEnd, NvLinkGroup};
 use crate::bootstrap::{Reader, put_text};
 
 /// First byte of an encoding.
@@ -20,7 +20,7 @@ pub struct Member {
     /// Unique name of its host.
     pub host: String,
     /// Its place on the host: that of its GPU or adapter, or its processor's NUMA node.
-    pub place: Place,
+    pub place: Location,
     /// Its GPU, if it has one that the driver describes.
     pub gpu: Option<Gpu>,
 }
@@ -50,7 +50,7 @@ impl Member {
         }
         let member = Self {
             host: from.text(MAX_HOST)?,
-            place: Place {
+            place: Location {
                 numa_node: optional(&mut from, Reader::u32)?,
                 pcie_path: list(&mut from, MAX_DEPTH, |from| from.text(MAX_ADDRESS))?,
             },

@@ -74,7 +74,7 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The location.
     #[serde(flatten)]
-    pub place: Place,
+    pub place: Location,
     /// State and rate of an adapter's first port, as in sysfs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
@@ -96,7 +96,7 @@ pub struct Device {
 }
 
 impl Device {
-    fn new(name: String, kind: DeviceKind, place: Place) -> Self {
+    fn new(name: String, kind: DeviceKind, place: Location) -> Self {
         Self {
             name,
             kind,
@@ -113,7 +113,7 @@ impl Device {
 
 /// A location in a host.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
-pub struct Place {
+pub struct Location {
     /// The NUMA node, if known.
     pub numa_node: Option<u32>,
     /// The PCIe path: host bridge, bridges, and the device. Empty if it is not on PCIe.
@@ -144,7 +144,7 @@ impl Serialize for Distance {
     }
 }
 
-impl Place {
+impl Location {
     /// The distance to another location. Functions of one device are below the same port, and so
     /// count as sharing a switch.
     #[must_use]
@@ -171,17 +171,17 @@ impl Host {
     /// The adapters with their distances, nearest to `place` first: the equally near first ones are
     /// its rails.
     #[must_use]
-    pub fn adapters_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
+    pub fn adapters_near(&self, place: &Location) -> Vec<(&Device, Distance)> {
         self.near(place, DeviceKind::Adapter)
     }
 
     /// The GPUs with their distances, nearest to `place` first.
     #[must_use]
-    pub fn gpus_near(&self, place: &Place) -> Vec<(&Device, Distance)> {
+    pub fn gpus_near(&self, place: &Location) -> Vec<(&Device, Distance)> {
         self.near(place, DeviceKind::Gpu)
     }
 
-    fn near(&self, place: &Place, kind: DeviceKind) -> Vec<(&Device, Distance)> {
+    fn near(&self, place: &Location, kind: DeviceKind) -> Vec<(&Device, Distance)> {
         let devices = self.devices.iter().filter(|device| device.kind == kind);
         let mut found: Vec<_> = devices.map(|device| (device, place.distance(&device.place))).collect();
         found.sort_by_key(|(_, distance)| *distance);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Device, DeviceKind, Host, NumaNode, Place};
+use super::{Device, DeviceKind, Host, Location, NumaNode};
 
 /// Maximum length of an attribute, and number of devices of a kind.
 const MAX_ATTRIBUTE: usize = 4096;
@@ -144,7 +144,7 @@ impl Tree {
     }
 
     /// The location of the device with this folder or link.
-    fn place(&self, device: &Path) -> Place {
+    fn place(&self, device: &Path) -> Location {
         let numa_node = self
             .attribute(&device.join("numa_node"))
             .and_then(|text| text.parse().ok());
@@ -167,7 +167,7 @@ impl Tree {
             .take_while(|name| name.starts_with("pci") || is_address(name))
             .map(str::to_owned)
             .collect();
-        Place {
+        Location {
             numa_node,
             pcie_path: path,
         }

@@ -191,7 +191,7 @@ fn missing_and_invalid_parts_are_left_out() {
     let host = fake.read();
     assert_eq!(host.numa_nodes.len(), 1);
     assert_eq!(host.devices.len(), 2);
-    assert!(host.devices.iter().all(|device| device.place == Place::default()));
+    assert!(host.devices.iter().all(|device| device.place == Location::default()));
     assert_eq!(host.devices[1].port.as_deref(), Some("ACT [31mIVE"));
     assert_eq!(
         host.notes,
@@ -212,7 +212,7 @@ fn member(host: &str, node: u32, path: &str) -> Member {
         .collect();
     Member {
         host: host.into(),
-        place: Place {
+        place: Location {
             numa_node: Some(node),
             pcie_path,
         },
@@ -254,7 +254,7 @@ fn any_members_are_ordered_with_each_host_entered_once() {
                 let numa_node = if random(4) == 0 { None } else { Some(random(2) as u32) };
                 Member {
                     host: format!("h{}", random(5)),
-                    place: Place {
+                    place: Location {
                         numa_node,
                         pcie_path: path,
                     },

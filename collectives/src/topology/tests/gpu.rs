@@ -407,7 +407,7 @@ fn any_member(random: &mut impl FnMut(u64) -> u64) -> Member {
     });
     Member {
         host: format!("h{}", random(3)),
-        place: Place {
+        place: Location {
             numa_node: (random(3) > 0).then(|| random(2) as u32),
             pcie_path: (0..random(4)).map(|_| format!("d{}", random(3))).collect(),
         },
