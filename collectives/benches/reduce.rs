@@ -34,7 +34,6 @@ impl Memory {
     }
 }
 
-/// 256 KiB fits the L2 cache; 64 MiB fits none.
 fn sizes() -> [(&'static str, usize); 2] {
     [("256KiB", 256 << 10), ("64MiB", 64 << 20)]
 }
@@ -106,7 +105,8 @@ fn partial(c: &mut Criterion) {
                     (Partial, black_box(a.at()).cast_const()),
                     (Element, black_box(b.at()).cast_const()),
                 ];
-                // SAFETY: both memories hold that many elements, and the result is exactly the first source.
+                // SAFETY: both memories hold that many elements, and the result is exactly the
+                // first source.
                 unsafe { function.reduce(&sources, (Partial, black_box(a.at())), size / 4) };
             });
         });
@@ -136,7 +136,6 @@ fn many(c: &mut Criterion) {
     group.finish();
 }
 
-/// Throughput of the payload.
 fn slots(c: &mut Criterion) {
     let size = 32 << 10;
     let mut group = c.benchmark_group("slots of 32KiB");

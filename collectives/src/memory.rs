@@ -21,7 +21,6 @@ pub struct Segment {
     rails: Box<[Registered]>,
 }
 
-/// The segment on one device.
 #[derive(Debug)]
 struct Registered {
     whole: Alias,

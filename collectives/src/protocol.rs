@@ -24,18 +24,15 @@
 
 use crate::types::Protocol;
 
-/// Outstanding grants per connection.
 pub(crate) const GRANTS: u64 = 16;
 /// Bytes of a grant: address, key, length, remaining bytes of the message (point-to-point messages;
 /// else 0), sequence number.
 pub(crate) const GRANT_BYTES: usize = 32;
 /// Maximum bytes of an eager message of Simple. Both ends know a message's length.
 pub(crate) const EAGER_BYTES: usize = 16 << 10;
-/// Slots for eager messages.
 pub(crate) const EAGER_SLOTS: u64 = 8;
 /// Bytes of a lengths record: bytes sent, bytes expected, sequence number.
 pub(crate) const LENGTHS_BYTES: usize = 24;
-/// Slots for lengths records.
 pub(crate) const LENGTHS_SLOTS: u64 = 16;
 
 /// Offsets in a mailbox.
@@ -48,18 +45,14 @@ pub(crate) mod mailbox {
     pub(crate) const CREDITS: [usize; 4] = [8, 16, 24, 32];
     /// Target of link probes; never read.
     pub(crate) const PROBE: usize = 40;
-    /// The ring of grants.
     pub(crate) const GRANT_RING: usize = 64;
     /// The rings of slots of LL and LL128.
     pub(crate) const LINE_RINGS: [usize; 2] = [
         GRANT_RING + GRANTS as usize * GRANT_BYTES,
         GRANT_RING + GRANTS as usize * GRANT_BYTES + LineProtocol::Ll.ring(),
     ];
-    /// The ring of slots for eager messages.
     pub(crate) const EAGER_RING: usize = LINE_RINGS[1] + LineProtocol::Ll128.ring();
-    /// The ring of slots for lengths records.
     pub(crate) const LENGTHS_RING: usize = EAGER_RING + EAGER_SLOTS as usize * EAGER_BYTES;
-    /// Length of a mailbox.
     pub(crate) const LEN: usize = LENGTHS_RING + LENGTHS_SLOTS as usize * super::LENGTHS_BYTES;
 }
 
@@ -71,7 +64,6 @@ pub(crate) enum LineProtocol {
 }
 
 impl LineProtocol {
-    /// Index into per-protocol tables.
     pub(crate) const fn index(self) -> usize {
         match self {
             Self::Ll => 0,
@@ -79,7 +71,6 @@ impl LineProtocol {
         }
     }
 
-    /// Bytes of a slot.
     pub(crate) const fn slot(self) -> usize {
         match self {
             Self::Ll => 2048,
@@ -87,7 +78,6 @@ impl LineProtocol {
         }
     }
 
-    /// Slots of a ring.
     pub(crate) const fn slots(self) -> u64 {
         match self {
             Self::Ll => 16,
@@ -95,12 +85,10 @@ impl LineProtocol {
         }
     }
 
-    /// Bytes of a ring.
     pub(crate) const fn ring(self) -> usize {
         self.slots() as usize * self.slot()
     }
 
-    /// Data bytes that a slot holds.
     pub(crate) const fn capacity(self) -> usize {
         match self {
             Self::Ll => self.slot() / 2,

@@ -13,7 +13,6 @@ use doorbell_collectives::{Options, Rank, ReduceOp};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Descriptors, threads, and shared mappings.
 fn held() -> (usize, usize, usize) {
     let count = |what: &str| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();

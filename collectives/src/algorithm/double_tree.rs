@@ -77,7 +77,6 @@ const fn label(m: u32, tree: u32, u: u32) -> u32 {
     }
 }
 
-/// The member with this label.
 const fn member_with_label(m: u32, tree: u32, label: u32) -> u32 {
     match tree {
         0 => label,
@@ -86,7 +85,6 @@ const fn member_with_label(m: u32, tree: u32, label: u32) -> u32 {
     }
 }
 
-/// A member's node in one of the trees.
 fn node(members: &Members, tree: u32, v: u32) -> Node {
     let m = members.ranks() - 1;
     let top = 1 << m.ilog2();

@@ -16,7 +16,6 @@ pub(super) struct Fold {
     pub(super) folded: u32,
 }
 
-/// The role of a member.
 pub(super) enum Role {
     /// The core of this number.
     Core(u32),
@@ -31,7 +30,6 @@ impl Fold {
         Self { rounds, folded }
     }
 
-    /// The role of the member at position `v`.
     pub(super) const fn role(self, v: u32) -> Role {
         if v >= 2 * self.folded {
             Role::Core(v - self.folded)
@@ -42,12 +40,10 @@ impl Fold {
         }
     }
 
-    /// The number of cores.
     pub(super) const fn cores(self) -> u32 {
         1 << self.rounds
     }
 
-    /// Whether a core has a folded rank.
     pub(super) const fn has_folded(self, core: u32) -> bool {
         core < self.folded
     }
@@ -57,7 +53,6 @@ impl Fold {
         core + if core < self.folded { core } else { self.folded }
     }
 
-    /// The rank of a core.
     pub(super) fn rank(self, members: &Members, core: u32) -> Rank {
         members.rank(self.position(core))
     }

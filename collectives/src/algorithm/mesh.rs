@@ -72,7 +72,6 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// Sends each rank its block of the input, and reduces the member's own.
 fn reduce_own(members: &Members, v: u32, into: Span) -> impl Iterator<Item = Step> + Send + '_ {
     let rank = members.rank(v).0;
     let give = send_order(members, v).map(|to| send(to, Span::block(Place::Input, to.0)));

@@ -125,7 +125,6 @@ impl Algorithm {
         Ok(Box::new(RecipeSchedule { members, recipe }))
     }
 
-    /// The recipe, where there is one.
     fn recipe(self, collective: Collective) -> Option<Recipe> {
         use Collective as C;
         Some(match (self, collective) {
@@ -168,31 +167,23 @@ impl Algorithm {
 /// Lazily generated steps.
 type Steps<'a> = Box<dyn Iterator<Item = Step> + Send + 'a>;
 
-/// An algorithm's implementation of a collective.
 #[derive(Clone, Copy)]
 struct Recipe {
     /// The number of blocks for a number of ranks: [`Shape::blocks`].
     blocks: fn(u32) -> u32,
-    /// The number of strands.
     strands: u32,
-    /// Whether it may run in place.
     in_place: bool,
     /// Whether the order in which an element is reduced does not depend on its block.
     deterministic: bool,
-    /// The steps in a strand, of the member at a position.
     steps: for<'a> fn(&'a Members, u32, u32) -> Steps<'a>,
-    /// The blocks of [`Place::Scratch`], of the member at a position.
     scratch: fn(&Members, u32) -> Vec<u32>,
-    /// The blocks of [`Place::Partial`], of the member at a position.
     partial: fn(&Members, u32) -> Vec<u32>,
 }
 
-/// A single block.
 const fn one_block(_ranks: u32) -> u32 {
     1
 }
 
-/// No blocks.
 const fn no_blocks(_: &Members, _: u32) -> Vec<u32> {
     Vec::new()
 }
@@ -231,11 +222,8 @@ struct Members {
 
 /// Members that are consecutive in the order and in rank.
 struct RankRun {
-    /// Index of the first, relative to the requested range.
     at: u32,
-    /// Its rank.
     rank: u32,
-    /// The number of members.
     ranks: u32,
 }
 
@@ -275,17 +263,14 @@ impl Members {
         })
     }
 
-    /// The number of members p.
     fn ranks(&self) -> u32 {
         self.shape.ranks()
     }
 
-    /// The rank at `position`, modulo p.
     fn rank(&self, position: u32) -> Rank {
         self.shape.order[(position % self.ranks()) as usize]
     }
 
-    /// The distance of `position` from the root, or from the first of the order.
     fn distance_from_root(&self, position: u32) -> u32 {
         let p = self.ranks();
         (position + p - self.root_position) % p
@@ -356,17 +341,14 @@ impl Schedule for RecipeSchedule {
     }
 }
 
-/// Sends `span` to `to`.
 const fn send(to: Rank, span: Span) -> Step {
     Step::Send { to, span }
 }
 
-/// Receives into `into` from `from`.
 const fn recv(from: Rank, into: Span) -> Step {
     Step::Recv { from, into }
 }
 
-/// Copies.
 const fn copy(from: Span, into: Span) -> Step {
     Step::Copy { from, into }
 }

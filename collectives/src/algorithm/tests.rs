@@ -24,7 +24,6 @@ fn proved(algorithm: Algorithm, collective: Collective, order: &[Rank], root: Ra
     assert_eq!(proof.in_place, collective.runs_in_place(), "{algorithm} {collective}");
 }
 
-/// Each algorithm with each of its collectives.
 fn all() -> impl Iterator<Item = (Algorithm, Collective)> {
     Collective::ALL
         .iter()
@@ -75,7 +74,6 @@ proptest! {
     }
 }
 
-/// More ranks than bits in a word.
 #[test]
 fn some_hundreds_of_ranks() {
     for ranks in [65, 127, 200] {
@@ -161,7 +159,6 @@ fn deterministic_algorithms_reduce_all_blocks_alike() {
     );
 }
 
-/// The small plans, in the text form.
 #[test]
 fn small_plans() {
     for &algorithm in Algorithm::ALL {

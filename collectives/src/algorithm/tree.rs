@@ -86,7 +86,6 @@ pub(super) const SCATTER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// The parts of a rank's subtree; at the root those that it has to sort.
 fn subtree_parts(members: &Members, v: u32) -> Vec<u32> {
     let at = Binomial::new(members, v);
     let part = |u| members.rank_at_distance(u).0;
@@ -123,7 +122,6 @@ pub(super) const BARRIER: Recipe = Recipe {
     partial: no_blocks,
 };
 
-/// A member's node in the binomial tree.
 struct Binomial<'a> {
     members: &'a Members,
     /// Distance from the root.
@@ -170,7 +168,6 @@ impl<'a> Binomial<'a> {
         }
     }
 
-    /// The parts of `child`'s subtree in the root's buffer, if they are consecutive there.
     fn run(&self, child: u32) -> Option<(u32, u32)> {
         let size = self.size(child);
         let run = self.members.runs(self.members.root_position + child, size).next()?;
@@ -258,7 +255,6 @@ impl<'a> Binomial<'a> {
     }
 }
 
-/// The lowest bit of `u` that is set.
 pub(super) const fn lowest_bit(u: u32) -> u32 {
     u & u.wrapping_neg()
 }
@@ -307,7 +303,6 @@ impl Node {
         parent_label.into_iter().chain(below).collect()
     }
 
-    /// Broadcasts the root's input.
     pub(super) fn broadcast(&self) -> Vec<Step> {
         let mut steps = self.send_down(Place::Input);
         if self.parent.is_none() {

@@ -121,7 +121,6 @@ impl BootstrapError {
     }
 }
 
-/// Ranks as text: `rank 3`, `ranks 3 and 5`, `ranks 1, 2, 3 and 7 others`.
 pub(crate) fn in_words(ranks: &[Rank]) -> String {
     const SHOWN: usize = 8;
     let words: Vec<_> = ranks.iter().map(Rank::to_string).collect();

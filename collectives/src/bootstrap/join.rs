@@ -39,7 +39,6 @@ pub(super) struct PeerStreams {
     pub(super) streams: Vec<Option<TcpStream>>,
 }
 
-/// The addresses of a host and port.
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, BootstrapError> {
     let failed = |source| BootstrapError::Resolve {
         host: host.to_owned(),
@@ -87,12 +86,9 @@ fn lost(rank: Rank, peer: String, reason: String) -> BootstrapError {
     BootstrapError::Lost { rank, peer, reason }
 }
 
-/// The result of an attempt at one address.
 enum Attempt {
     Joined(HelloListener, TcpStream),
-    /// Retry at another address, or later.
     Retry(String),
-    /// The rendezvous belongs to another group.
     WrongGroup,
     Failed(BootstrapError),
 }
@@ -204,7 +200,6 @@ fn listen_for_peers(stream: &TcpStream, bind: Option<IpAddr>, ranks: u32) -> Res
     })
 }
 
-/// Connects to all ranks of the table.
 fn connect_mesh(
     mut listener: HelloListener,
     request: JoinRequest,

@@ -162,7 +162,6 @@ fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketA
     Ok(found.into_iter().flat_map(ports).collect())
 }
 
-/// Serves at the first candidate that is free.
 fn serve(candidates: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> Result<Serving, BootstrapError> {
     let mut last = None;
     for candidate in candidates {

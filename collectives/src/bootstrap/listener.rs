@@ -17,16 +17,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::wire::{BootstrapMessage, HEADER, MAX_BODY, MAX_HELLO, body_length};
 
-/// Time that a connection has to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pending connections beyond the expected ranks.
 const MAX_PENDING: usize = 256;
-/// Timeout of a write. A message fits in the socket buffer, except for large tables.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after accept(2) failed for want of a descriptor or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
 
-/// An accepted connection whose hello is incomplete.
 #[derive(Debug)]
 struct PendingConnection {
     stream: TcpStream,
@@ -35,7 +32,6 @@ struct PendingConnection {
     received: Vec<u8>,
 }
 
-/// A listening socket and its pending connections.
 #[derive(Debug)]
 pub(super) struct HelloListener {
     listener: TcpListener,
@@ -49,9 +45,7 @@ pub(super) struct HelloListener {
 /// A connection whose hello is complete or invalid.
 #[derive(Debug)]
 pub(super) struct Accepted {
-    /// The connection, in blocking mode.
     pub(super) stream: TcpStream,
-    /// The peer's address.
     pub(super) peer_addr: SocketAddr,
     /// The hello, or the reason why it is invalid.
     pub(super) hello: Result<BootstrapMessage, &'static str>,
@@ -72,7 +66,6 @@ impl HelloListener {
         })
     }
 
-    /// The bound address.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -192,7 +185,6 @@ impl PendingConnection {
         }
     }
 
-    /// Bytes that the message lacks.
     fn missing_bytes(&self) -> Result<usize, &'static str> {
         let Some(header) = self.received.first_chunk::<HEADER>() else {
             return Ok(HEADER - self.received.len());
@@ -208,7 +200,6 @@ pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
     PollTimeout::try_from(i32::try_from(ms).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
 }
 
-/// Writes a message.
 pub(super) fn send_message(mut stream: &TcpStream, message: &BootstrapMessage) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     stream.write_all(&message.encode())

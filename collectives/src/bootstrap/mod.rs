@@ -109,7 +109,6 @@ pub struct Member {
 }
 
 impl Member {
-    /// This process.
     fn this() -> Self {
         let host =
             nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned());

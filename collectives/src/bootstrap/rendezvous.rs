@@ -133,7 +133,6 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Whether all ranks are registered and still connected.
     fn is_complete(&mut self) -> bool {
         if self.registered.iter().any(Option::is_none) {
             return false;
@@ -206,7 +205,6 @@ impl Rendezvous {
         Ok((*rank, entry.clone()))
     }
 
-    /// Informs the registered ranks of the missing ones.
     fn time_out(self, within: Duration) -> BootstrapError {
         let absent = |(rank, slot): (usize, &Option<_>)| slot.is_none().then_some(Rank(rank as u32));
         let missing: Vec<_> = self.registered.iter().enumerate().filter_map(absent).collect();

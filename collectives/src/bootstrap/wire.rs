@@ -12,7 +12,6 @@ use crate::types::Rank;
 
 /// The first bytes of each message; the last one is the version.
 pub(super) const MAGIC: [u8; 8] = *b"doorbel\x01";
-/// Magic and length.
 pub(super) const HEADER: usize = MAGIC.len() + 4;
 /// Maximum number of ranks: each has a connection to each other.
 pub(super) const MAX_RANKS: u32 = 4096;
@@ -20,12 +19,9 @@ pub(super) const MAX_RANKS: u32 = 4096;
 const MAX_ENTRY: usize = 18 + 4 + 2 + MAX_HOST;
 /// Maximum body length before authentication.
 pub(super) const MAX_HELLO: usize = 1 + 16 + 4 + 4 + MAX_ENTRY;
-/// Maximum body length.
 pub(super) const MAX_BODY: usize = 1 + 4 + MAX_RANKS as usize * MAX_ENTRY;
-/// Maximum length of a reason, in bytes.
 const MAX_REASON: usize = 1024;
 
-/// Reads numbers and texts from untrusted bytes.
 #[derive(Clone)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -67,7 +63,6 @@ impl<'a> Reader<'a> {
         Some(text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
     }
 
-    /// Succeeds at the end of the input.
     pub(crate) fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
@@ -119,7 +114,6 @@ impl Entry {
     }
 }
 
-/// A bootstrap message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum BootstrapMessage {
     /// To the rendezvous: registers a rank.
@@ -142,7 +136,6 @@ pub(super) enum BootstrapMessage {
 }
 
 impl BootstrapMessage {
-    /// The whole message.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut to = MAGIC.to_vec();
         to.extend_from_slice(&[0; 4]);
@@ -182,7 +175,6 @@ impl BootstrapMessage {
         to
     }
 
-    /// Parses a body.
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let mut from = Reader(body);
         let message = match from.u8()? {
@@ -214,7 +206,6 @@ impl BootstrapMessage {
     }
 }
 
-/// Parses a header: the length of the body.
 pub(super) fn body_length(header: [u8; HEADER], max: usize) -> Option<usize> {
     let mut from = Reader(&header);
     let length = (from.array()? == MAGIC).then(|| from.u32())??;

@@ -57,7 +57,6 @@ const LONG_OPERATION: u64 = 1 << 20;
 /// Bytes reduced at a time, as a message that has just arrived.
 const REDUCE_CHUNK: usize = 64 << 10;
 
-/// A communicator's tuner with measured costs.
 pub(super) fn measured(comm: &Communicator) -> Result<Tuner, CollectiveError> {
     let mut tuner = comm.tuner();
     if comm.size() < 2 {
@@ -96,7 +95,6 @@ fn shortest<E>(mut act: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     Ok(median(samples.split_off(1)))
 }
 
-/// A communication pattern of the ranks of a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
     /// So many hops of messages from the input, which is in memory already.
@@ -126,7 +124,6 @@ impl Pattern {
         }
     }
 
-    /// The pattern as a plan for all `ranks`.
     fn plan(self, ring: &[Rank], ranks: u32) -> Plan {
         let blocks = self.messages();
         let program = |rank: Rank| {
@@ -211,12 +208,10 @@ impl Pattern {
     }
 }
 
-/// The state of a calibration.
 struct Calibrator<'a> {
     engine: &'a mut Engine,
     function: Function,
     memory: Arc<Segment>,
-    /// The last cached program.
     repeated: Option<((PlanId, Protocol, u64), CachedProgram)>,
     /// The longest mark: the length of input and output.
     longest: u64,
@@ -228,7 +223,6 @@ struct Calibrator<'a> {
 struct Measurement {
     protocol: Protocol,
     pattern: Pattern,
-    /// Bytes of a message.
     bytes: u64,
     plan: PlanId,
     samples: Vec<f64>,
@@ -270,7 +264,6 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Duration of an operation that sends nothing, ns.
     fn nothing(&mut self) -> Result<f64, CollectiveError> {
         let all: Vec<_> = (0..self.engine.ranks()).map(Rank).collect();
         let plan = self
@@ -445,7 +438,6 @@ impl<'a> Calibrator<'a> {
         Ok(Calibration { simple, ll, ll128 })
     }
 
-    /// Rank 0's decision.
     fn rank_zero_decides(&self, mine: bool) -> Result<bool, CollectiveError> {
         let mut group = self.shared.group();
         group.control_mut().set_timeout(self.options.deadline);
@@ -453,7 +445,6 @@ impl<'a> Calibrator<'a> {
         Ok(said.first().is_some_and(|first| first == &[1]))
     }
 
-    /// The marks measured for a protocol.
     fn marks(&self, protocol: Protocol) -> impl Iterator<Item = u64> + use<> {
         let longest = match protocol {
             Protocol::Simple => self.longest,

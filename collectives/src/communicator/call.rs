@@ -61,7 +61,6 @@ impl<A: Accumulator> From<PreMulSum<A>> for Reduction {
     }
 }
 
-/// Settings of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CallSettings {
     pub(super) deadline: Duration,
@@ -69,14 +68,14 @@ pub(super) struct CallSettings {
     pub(super) forced: Overrides,
 }
 
-/// The operation of a call.
 #[derive(Debug)]
 pub(super) struct OperationSpec {
     pub(super) collective: Collective,
     pub(super) root: Rank,
     pub(super) reduction: Reduction,
     pub(super) data: DataType,
-    /// Elements of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
+    /// Elements of the whole of all-reduce, broadcast and reduce; of each rank's part of the
+    /// others.
     pub(super) count: u64,
     /// Bytes, as the cost model counts them.
     pub(super) bytes: u64,

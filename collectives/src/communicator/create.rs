@@ -19,7 +19,6 @@ use crate::topology;
 use crate::tune::{Overrides, Rule, Tuner, TuningFile};
 use crate::types::Rank;
 
-/// The tuning that rank 0 distributes, so that all ranks choose alike.
 #[derive(Serialize, Deserialize)]
 struct SharedTuning {
     local: Link,
@@ -220,7 +219,6 @@ impl Communicator {
 }
 
 impl State {
-    /// Connects to the other members, and adopts rank 0's tuning, from `tuner` where there is one.
     fn connect(
         devices: &[Context],
         group: &mut Group,
@@ -268,7 +266,6 @@ fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
     ))
 }
 
-/// The locations of all members, by rank; this one's is `mine`, if known.
 fn locations(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
     let mine = mine.map(topology::Member::encode).unwrap_or_default();
     let said = group.control_mut().all_gather(&mine)?;
@@ -303,7 +300,6 @@ fn hosts(members: &[topology::Member]) -> Vec<u32> {
     members.iter().map(|member| number(member.host.as_str())).collect()
 }
 
-/// Distributes rank 0's tuning.
 fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
     let tuning = match group.rank() {
         Rank(0) => serde_json::to_vec(&SharedTuning::of(mine)).unwrap_or_default(),

@@ -66,7 +66,6 @@ unsafe impl Send for BufferRef {}
 unsafe impl Sync for BufferRef {}
 
 impl BufferRef {
-    /// No memory.
     pub(super) const NONE: Self = Self {
         start: core::ptr::null_mut(),
         segment: core::ptr::null(),
@@ -91,7 +90,6 @@ impl BufferRef {
         !self.start.is_null()
     }
 
-    /// The first byte; null if there is none.
     pub(super) fn start(self) -> *mut u8 {
         self.start
     }

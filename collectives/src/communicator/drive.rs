@@ -35,7 +35,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Delay after which the progress thread retries a contended lock.
 const LOCK_YIELD: Duration = Duration::from_micros(20);
 
-/// State shared by the threads of a rank.
 pub(super) struct Shared {
     state: Mutex<State>,
     /// Separate from the state, so that the group can be aborted while a thread waits.
@@ -54,7 +53,6 @@ pub(super) struct Shared {
     started: Condvar,
 }
 
-/// The lock, held by a caller of the communicator.
 struct StateLock<'s> {
     state: MutexGuard<'s, State>,
     shared: &'s Shared,
@@ -113,22 +111,18 @@ impl Shared {
         }
     }
 
-    /// The group, for exchanges and for control messages.
     pub(super) fn group(&self) -> MutexGuard<'_, Group> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs an action on the state.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         act(&mut self.lock().state)
     }
 
-    /// Begins an operation.
     pub(super) fn begin(&self, spec: OperationSpec, settings: &CallSettings) -> Result<Ticket, CollectiveError> {
         self.submit(&mut self.lock().state, spec, settings)
     }
 
-    /// Begins an operation and drives it to completion.
     #[inline]
     pub(super) fn run(&self, spec: OperationSpec, settings: &CallSettings) -> Result<(), CollectiveError> {
         let nothing = spec.is_empty() && settings.forced.algorithm.is_none();
@@ -171,7 +165,6 @@ impl Shared {
         ticket
     }
 
-    /// Drives an operation to completion.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<(), CollectiveError> {
         self.finish(self.lock(), ticket)
     }
@@ -201,7 +194,7 @@ impl Shared {
                 what: "parts that have lengths of their own go by full-mesh alone".to_owned(),
             });
         }
-        let (plan, tuning) = state.way(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
+        let (plan, tuning) = state.plan_for(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
         // SAFETY: the callers hold the buffers: `Call::wait`, `start` and `Batch::add`.
         let (input, output) = unsafe { (spec.input.data(), spec.output.data()) };
@@ -229,7 +222,6 @@ impl Shared {
         }
     }
 
-    /// Begins one end of a point-to-point message.
     fn submit_message(
         &self,
         state: &mut State,
@@ -341,7 +333,6 @@ impl Shared {
         }
     }
 
-    /// Whether an operation is complete, after one step.
     pub(super) fn test(&self, ticket: Ticket) -> Result<bool, CollectiveError> {
         let mut lock = self.lock();
         let state = &mut *lock.state;
@@ -379,7 +370,6 @@ impl Shared {
         });
     }
 
-    /// The error of a failed communicator.
     pub(super) fn why(&self) -> CollectiveError {
         self.with(|state| self.record_failure(state))
     }
@@ -404,7 +394,6 @@ impl Shared {
         }
     }
 
-    /// A report is requested, or the group has failed.
     #[cold]
     fn handle_attention(&self, state: &mut State) {
         if self.monitor.failed() || state.engine.failed().is_some() {
@@ -512,12 +501,10 @@ impl Shared {
         self.group().control().give_up(&reason);
     }
 
-    /// An operation was started: wakes the progress thread.
     pub(super) fn wake(&self) {
         self.started.notify_one();
     }
 
-    /// Ends the progress thread.
     pub(super) fn end(&self) {
         self.shutdown.store(true, Ordering::Relaxed);
         // Notified under the lock, so that the thread cannot miss it between its check of the flag

@@ -37,6 +37,7 @@ mod drive;
 mod error;
 mod options;
 mod p2p;
+mod ragged;
 mod state;
 
 use std::fmt;
@@ -136,8 +137,8 @@ impl Communicator {
         self.shared.with(|state| state.hosts.clone())
     }
 
-    /// By rank: its location ([`Options::location`]); [`least_nvlink`](crate::topology::least_nvlink)
-    /// returns whether all GPUs are connected.
+    /// By rank: its location ([`Options::location`]);
+    /// [`least_nvlink`](crate::topology::least_nvlink) returns whether all GPUs are connected.
     #[must_use]
     pub fn locations(&self) -> Vec<topology::Member> {
         self.shared.with(|state| state.locations.clone())
@@ -195,7 +196,6 @@ impl Communicator {
         Ok(CommBuffer::new(segment, len, self.number))
     }
 
-    /// Registered memory for [`run_staged`](Self::run_staged).
     pub(crate) fn segment(&self, bytes: usize) -> Result<Arc<Segment>, CollectiveError> {
         Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
     }
@@ -239,7 +239,6 @@ impl Communicator {
         self.shared.monitor.failed()
     }
 
-    /// The error of a failed communicator.
     pub(crate) fn why(&self) -> CollectiveError {
         self.shared.why()
     }
@@ -260,7 +259,6 @@ impl Communicator {
         left
     }
 
-    /// Waits for the others to leave too.
     fn leave(&mut self, timeout: Duration) -> Result<(), CollectiveError> {
         self.shared.drain(Instant::now() + timeout);
         let goodbye = if self.has_failed() {

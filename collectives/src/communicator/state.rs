@@ -14,7 +14,6 @@ use crate::topology;
 use crate::tune::{Choice, Decision, Overrides, Question, Tuner};
 use crate::types::{DataType, Protocol, Rank};
 
-/// The properties that determine the choice of a plan; the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ChoiceKey {
     collective: Collective,
@@ -26,14 +25,12 @@ struct ChoiceKey {
     forced: Overrides,
 }
 
-/// A chosen plan.
 struct ChosenPlan {
     key: ChoiceKey,
     plan: PlanId,
     tuning: Tuning,
 }
 
-/// Progress of stall handling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stall {
     /// No stall, or a short one.
@@ -42,7 +39,6 @@ pub(super) enum Stall {
     Investigated,
 }
 
-/// State under the lock.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,
@@ -50,10 +46,8 @@ pub(super) struct State {
     pub(super) hosts: Vec<u32>,
     /// The order of rings and trees.
     pub(super) order: Vec<Rank>,
-    /// By rank: its location.
     pub(super) locations: Vec<topology::Member>,
     chosen: Vec<ChosenPlan>,
-    /// Index of the plan used last, which is the most likely next one.
     last: usize,
     plans: Vec<(Algorithm, Collective, Rank, PlanId)>,
     /// Operations whose requests were dropped, and the segments that must outlive them.
@@ -62,7 +56,6 @@ pub(super) struct State {
     /// Keys of the engine's cached programs, and the index of the last one used.
     repeated: Vec<(CacheKey, CachedProgram)>,
     latest: usize,
-    /// Why the communicator has failed.
     pub(super) failed: Option<Box<GroupFailed>>,
 }
 
@@ -128,7 +121,7 @@ impl State {
 
     /// The plan and tuning for an operation of so many bytes.
     #[inline]
-    pub(super) fn way(
+    pub(super) fn plan_for(
         &mut self,
         collective: Collective,
         root: Rank,
@@ -144,17 +137,16 @@ impl State {
             deterministic: settings.deterministic,
             forced: settings.forced,
         };
-        if self.chosen.get(self.last).is_none_or(|way| way.key != key) {
-            self.last = match self.chosen.iter().position(|way| way.key == key) {
+        if self.chosen.get(self.last).is_none_or(|chosen| chosen.key != key) {
+            self.last = match self.chosen.iter().position(|chosen| chosen.key == key) {
                 Some(known) => known,
                 None => self.choose(key)?,
             };
         }
-        let way = &self.chosen[self.last];
-        Ok((way.plan, way.tuning))
+        let chosen = &self.chosen[self.last];
+        Ok((chosen.plan, chosen.tuning))
     }
 
-    /// Chooses a plan and caches it.
     #[cold]
     fn choose(&mut self, key: ChoiceKey) -> Result<usize, CollectiveError> {
         let Choice {
@@ -218,7 +210,6 @@ impl State {
         Ok(tuner.choose(&question, &self.hosts, &self.order)?)
     }
 
-    /// The choice and its reason.
     pub(super) fn explain(
         &self,
         collective: Collective,

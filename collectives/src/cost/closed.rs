@@ -65,7 +65,6 @@ pub(crate) fn blocks(algorithm: Algorithm, collective: Collective, ranks: u32) -
     }
 }
 
-/// One slice of an operation, ns.
 #[derive(Clone, Copy, Default, Debug)]
 struct Slice {
     path: f64,
@@ -93,11 +92,9 @@ struct Rates {
 struct Stage {
     sends: f64,
     receives: f64,
-    /// Of each message.
     bytes: f64,
 }
 
-/// The work of one rank in a slice.
 #[derive(Clone, Copy, Default)]
 struct RankWork {
     sends: f64,
@@ -143,7 +140,6 @@ impl Rates {
         posted.max(carried).max(taken).max(both)
     }
 
-    /// One message between two ranks.
     fn hop(&self, bytes: f64) -> f64 {
         self.stage(Stage {
             sends: 1.0,

@@ -60,7 +60,6 @@ impl Scale {
         (first + (last - first) * (bytes - low) / (high - low)) / bytes
     }
 
-    /// The values, by mark.
     pub(crate) fn marks(&self) -> impl Iterator<Item = (u64, f64)> + use<> {
         MARKS.into_iter().zip(self.0)
     }

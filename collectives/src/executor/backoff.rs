@@ -13,7 +13,6 @@ const SPIN_TURNS: u32 = 20_000;
 const SPIN_OVERSUBSCRIBED: u32 = 500;
 /// Idle steps with yield before sleeping.
 const YIELD_TURNS: u32 = 2_000;
-/// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_micros(200);
 
 /// The backoff of one wait: the delay grows with consecutive idle steps.

@@ -16,7 +16,6 @@ use crate::memory::Segment;
 use crate::protocol::mailbox;
 use crate::types::Rank;
 
-/// A device and its objects (a rail).
 pub(super) struct Rail {
     pub(super) context: Context,
     pub(super) domain: ProtectionDomain,
@@ -27,7 +26,6 @@ pub(super) struct Rail {
 
 /// The first bytes of an address: version of the format and of the mailbox.
 const VERSION: [u8; 8] = *b"DBCOLL\0\x03";
-/// Bytes of one connection's address: endpoint and mailbox.
 const ADDRESS_BYTES: usize = 32 + 24;
 /// Completion queue entries that every device supports.
 const CQ_ENTRIES: u32 = 24_000;
@@ -47,12 +45,10 @@ fn send_depth(queue_pairs: u32) -> u32 {
     (CQ_ENTRIES / queue_pairs.max(1)).clamp(48, SEND_DEPTH)
 }
 
-/// The connections on a device.
 fn connections_on(rail: usize, rails: usize, connections: u32) -> impl Iterator<Item = u32> {
     (rail as u32..connections).step_by(rails)
 }
 
-/// Creates the objects of each device.
 pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result<Vec<Rail>, EngineError> {
     let rail = |(index, device): (usize, &Context)| {
         let connections_here = || connections_on(index, devices.len(), connections);
@@ -78,7 +74,6 @@ pub(super) fn rails(devices: &[Context], ranks: u32, connections: u32) -> Result
     devices.iter().enumerate().map(rail).collect()
 }
 
-/// A link whose queue pair is not connected yet.
 struct PendingLink {
     peer: Rank,
     connection: u32,
@@ -89,7 +84,6 @@ struct PendingLink {
     prepared: PreparedQueuePair,
 }
 
-/// Connects to each other rank on each connection. Returns the links by connection and rank.
 pub(super) fn connect(
     rails: &[Rail],
     (rank, ranks): (Rank, u32),
@@ -208,14 +202,12 @@ fn link(
     ))
 }
 
-/// A peer's addresses for this rank.
 struct PeerAddresses<'a> {
     offers: &'a [u8],
     addresses: &'a [u8],
 }
 
 impl<'a> PeerAddresses<'a> {
-    /// For so many devices and connections.
     fn of(all: &'a [u8], rails: usize, connections: usize) -> Option<Self> {
         let (offers, addresses) = all.strip_prefix(&VERSION)?.split_at_checked(rails * OFFER)?;
         (addresses.len() == connections * ADDRESS_BYTES).then_some(Self { offers, addresses })
@@ -251,7 +243,6 @@ impl Mappings {
         }
     }
 
-    /// A peer's segment, if it can be mapped.
     fn of(&mut self, peer: Rank, rail: usize, peer_addresses: &PeerAddresses<'_>) -> Option<Arc<MappedSegment>> {
         let open = || peer_addresses.offer(rail).and_then(MappedSegment::open).map(Arc::new);
         self.tried[peer.index() * self.rails + rail]

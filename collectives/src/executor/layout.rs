@@ -14,7 +14,6 @@ use crate::types::Rank;
 /// Alignment of block and slice boundaries, in elements, where there are many times as many.
 const BOUNDARY_ALIGN: u64 = 64;
 
-/// Numbering of a collective's data blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     /// All ranks have the same data, in one window per slice.
@@ -50,7 +49,6 @@ pub(crate) struct Extent {
     pub(crate) slices: u32,
 }
 
-/// The memory layout of an operation.
 #[derive(Debug)]
 pub(crate) struct Layout {
     kind: Kind,
@@ -70,14 +68,12 @@ pub(crate) struct Layout {
     pub(crate) partial_len: u64,
 }
 
-/// Consecutive elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ElementRange {
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// The start of part `index` of `parts`.
 pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
     let granule = if total / u64::from(parts) >= 8 * BOUNDARY_ALIGN {
         BOUNDARY_ALIGN
@@ -138,7 +134,6 @@ impl Layout {
         (data.iter().map(&mut lay).collect(), end)
     }
 
-    /// The maximum length of a data block in any slice.
     pub(crate) fn longest(&self, data: u32) -> u64 {
         let (start, end) = self.starts_of(data);
         let len = end - start;
@@ -228,7 +223,6 @@ impl Layout {
         (self.starts[block as usize], self.starts[block as usize + 1])
     }
 
-    /// A slice of a block.
     fn sliced(&self, (start, end): (u64, u64), slice: u32) -> ElementRange {
         let each = slice_len(end - start, self.extent.slices);
         let from = start.saturating_add(u64::from(slice) * each).min(end);
@@ -263,7 +257,6 @@ impl Layout {
     }
 }
 
-/// Which adjacent blocks of a span form one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Coalescing {
     /// All.
@@ -274,7 +267,6 @@ pub(crate) enum Coalescing {
     None,
 }
 
-/// The data blocks that a rank's memories hold.
 pub(crate) struct Contents {
     input: Vec<u32>,
     output: Vec<u32>,

@@ -23,7 +23,6 @@ use crate::types::Rank;
 pub(super) const INLINE: usize = 256;
 /// Maximum queued control writes: each takes a send queue slot.
 const MAX_CONTROL_WRITES: usize = 24;
-/// Depth of a send queue.
 pub(super) const SEND_DEPTH: u32 = 128;
 
 /// A WRITE to the peer's mailbox beside messages: a grant, credits, or lengths.
@@ -41,7 +40,6 @@ fn mailbox_range(mailbox: Remote<Write>, offset: usize, len: usize) -> Remote<Wr
     Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
 }
 
-/// Adds the control writes to a batch.
 #[inline]
 fn post_control_writes<'d>(batch: &mut Batch<'_, 'd>, control_writes: &'d [ControlWrite], mailbox: Remote<Write>) {
     for write in control_writes {
@@ -52,7 +50,6 @@ fn post_control_writes<'d>(batch: &mut Batch<'_, 'd>, control_writes: &'d [Contr
     }
 }
 
-/// One ring of slots, as sender and as receiver.
 #[derive(Clone, Copy, Default)]
 struct Ring {
     /// Slots filled at the peer.
@@ -64,14 +61,11 @@ struct Ring {
 
 /// The memory of a link, in a segment that outlives its queue pair.
 pub(super) struct MailboxMemory {
-    /// The local mailbox.
     pub(super) local: *mut u8,
-    /// The peer's mailbox for this side.
     pub(super) remote: Remote<Write>,
     /// Staging buffer for LL and LL128 data that is too long to be sent inline: rings as in the
     /// mailbox, slot by slot.
     pub(super) staging: *mut u8,
-    /// The same, for work requests.
     pub(super) staging_alias: Alias,
 }
 
@@ -90,7 +84,6 @@ impl MappedMailbox {
         (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
     }
 
-    /// Address of an offset of the mailbox.
     fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < mailbox::LEN, "offsets are those of `at`");
         // SAFETY: `new` has checked that `mailbox::LEN` bytes from `start` on are in the mapping,
@@ -106,7 +99,6 @@ impl MappedMailbox {
         unsafe { (*self.at(offset).cast::<AtomicU64>()).store(word, Ordering::Release) };
     }
 
-    /// Stores a control write, its sequence number last.
     fn store_control_write(&self, write: &ControlWrite) {
         for (index, word) in write.bytes[..write.len].as_chunks().0.iter().enumerate() {
             self.store_word(write.offset + 8 * index, u64::from_ne_bytes(*word));
@@ -123,14 +115,10 @@ fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
 }
 
-/// Length of a link's staging buffer.
 pub(super) const STAGING_BYTES: usize = mailbox::EAGER_RING - mailbox::LINE_RINGS[0];
-/// Index of the ring of eager messages, behind those of LL and LL128.
 const EAGER: usize = 2;
-/// Index of the ring of lengths records.
 const LENGTHS: usize = 3;
 
-/// One end of a connection.
 pub(super) struct Link {
     pub(super) peer: Rank,
     qp: QueuePair<Rc>,
@@ -179,7 +167,6 @@ impl Link {
         self.qp.qpn()
     }
 
-    /// Whether the peer's mailbox is mapped.
     pub(super) fn is_mapped(&self) -> bool {
         self.mapped.is_some()
     }
@@ -197,7 +184,6 @@ impl Link {
         Some(self.qp.next_send())
     }
 
-    /// Whether the queue pair is in the error state.
     pub(super) fn is_broken(&self) -> bool {
         self.qp.state().is_ok_and(|state| state == QpState::Err)
     }
@@ -208,7 +194,6 @@ impl Link {
         self.qp.flush()
     }
 
-    /// A word of the local mailbox.
     #[inline]
     fn word(&self, offset: usize) -> u64 {
         // SAFETY: offsets are those of `mailbox`, in the mailbox and aligned; the mailbox lives as
@@ -223,7 +208,6 @@ impl Link {
         }
     }
 
-    /// `len` bytes of the peer's mailbox.
     fn peer_range(&self, offset: usize, len: usize) -> Remote<Write> {
         mailbox_range(self.memory.remote, offset, len)
     }
@@ -251,7 +235,6 @@ impl Link {
         self.granted - self.filled < GRANTS && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    /// Grants the peer `len` bytes for its next message that has no grant.
     pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
         self.grant_rest(addr, rkey, len, 0);
     }
@@ -270,7 +253,6 @@ impl Link {
         self.queue_control_write(place, &bytes);
     }
 
-    /// Whether control writes are queued.
     #[inline]
     pub(super) fn has_control_writes(&self) -> bool {
         !self.control_writes.is_empty()
@@ -365,7 +347,6 @@ impl Link {
         Some(Remote::from_raw(addr, rkey, u64::from(room).min(len as u64)))
     }
 
-    /// Whether a message of Simple can be sent: it has a grant, or a credit if it is eager.
     #[inline]
     pub(super) fn may_send(&self, eager: bool) -> bool {
         if eager {
@@ -375,7 +356,6 @@ impl Link {
         }
     }
 
-    /// Whether a message has a grant.
     #[inline]
     pub(super) fn is_granted(&self) -> bool {
         self.next_grant(0).is_some() && self.has_queue_slots(2)
@@ -461,13 +441,11 @@ impl Link {
         Ok(self.posted)
     }
 
-    /// Whether the next message of Simple has arrived.
     #[inline]
     pub(super) fn has_arrived(&self) -> bool {
         self.word(mailbox::ARRIVED) > self.received
     }
 
-    /// Consumes an arrived message, which is in the granted memory.
     #[inline]
     pub(super) fn receive_granted(&mut self) {
         self.received += 1;

@@ -25,7 +25,6 @@ use crate::memory::Segment;
 
 /// Bytes reserved for the secret at the beginning of a segment, on a cache line of its own.
 pub(super) const SECRET: usize = 64;
-/// Bytes of an offer.
 pub(super) const OFFER: usize = 64;
 
 /// The address of a segment of mailboxes. All zeros if it is not to be mapped.
@@ -79,7 +78,6 @@ impl Offer {
         bytes
     }
 
-    /// Parses a peer's offer; `None` if it offers nothing.
     pub(super) fn from_bytes(bytes: &[u8; OFFER]) -> Option<Self> {
         let (boot, rest) = bytes.split_first_chunk()?;
         let (process, rest) = rest.split_first_chunk()?;
@@ -98,7 +96,6 @@ impl Offer {
     }
 }
 
-/// A peer's segment of mailboxes, mapped here.
 #[derive(Debug)]
 pub(super) struct MappedSegment {
     start: NonNull<u8>,
@@ -112,7 +109,6 @@ unsafe impl Send for MappedSegment {}
 unsafe impl Sync for MappedSegment {}
 
 impl MappedSegment {
-    /// Maps a peer's segment, if possible.
     pub(super) fn open(offer: Offer) -> Option<Self> {
         (boot()? == offer.boot).then_some(())?;
         let path = PathBuf::from(format!("/proc/{}/fd/{}", offer.process, offer.descriptor));

@@ -62,18 +62,14 @@ use crate::memory::Segment;
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
-/// State of an engine that has failed.
 struct EngineFailure {
     why: Failed,
-    /// The first wait at the time of the failure.
     waiting: Option<Waiting>,
-    /// All waits at the time of the failure.
     waits: Vec<Wait>,
 }
 
 /// Steps between two deadline checks; an idle step counts more ([`IDLE_WEIGHT`]), as it is shorter.
 const CLOCK_CHECK_INTERVAL: u32 = 1024;
-/// The weight of an idle step.
 const IDLE_WEIGHT: u32 = 16;
 
 /// Configuration of an engine. The same on all ranks.
@@ -287,7 +283,6 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Drives each strand runner until it would block.
     fn drive(&mut self) -> Result<bool, Failed> {
         let mut moved = false;
         for (runner, links) in self.runners[..self.active_runners as usize]

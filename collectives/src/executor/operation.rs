@@ -31,10 +31,8 @@ impl Ticket {
         self.0
     }
 
-    /// An operation without data, complete without being submitted to an engine.
     pub(crate) const NO_OP: Self = Self(0);
 
-    /// Whether it is a point-to-point message.
     #[inline]
     pub(crate) fn is_message(self) -> bool {
         self.0 & MESSAGES != 0
@@ -97,7 +95,8 @@ pub struct Operation {
     pub plan: PlanId,
     /// The data type, and the operator of collectives that reduce.
     pub function: Function,
-    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the others.
+    /// Elements: of the whole of all-reduce, broadcast and reduce; of each rank's part of the
+    /// others.
     pub count: u64,
     /// The parts of [`Collective::AllToAllV`], instead of `count`; or of a
     /// [`Collective::ReduceScatter`] by [`Algorithm::FullMesh`](crate::Algorithm::FullMesh) with
@@ -195,19 +194,16 @@ impl ActiveOperation {
         }
     }
 
-    /// Maximum elements of a message of this representation.
     #[inline]
     pub(super) fn fragment(&self, form: Form) -> u64 {
         (self.fragment / self.function.bytes(form)) as u64
     }
 
-    /// Whether a message of Simple of so many bytes is eager.
     #[inline]
     pub(super) fn is_eager(&self, len: usize) -> bool {
         len <= self.eager
     }
 
-    /// Whether it has work for a strand of a channel.
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
         self.ready.uses(self.channels, channel, strand)
     }

@@ -23,7 +23,6 @@ use crate::plan::Collective;
 use crate::types::Rank;
 use doorbell_verbs::Qpn;
 
-/// Staged parts of a message whose memory is not registered.
 const STAGED_PARTS: usize = 4;
 
 /// The direction of a message.
@@ -50,7 +49,6 @@ pub struct Message {
     pub deadline: Option<Duration>,
 }
 
-/// A message in flight, or done and not taken.
 struct Transfer {
     message: Message,
     /// Its number in its direction between the two ranks, from 1.
@@ -68,19 +66,16 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Offset and length of a part.
     fn part(&self, part: usize, fragment: usize) -> (usize, usize) {
         let at = part * fragment;
         (at, fragment.min(self.message.bytes - at))
     }
 
-    /// Offset of a part's staging buffer.
     fn slot(part: usize, fragment: usize) -> usize {
         part % STAGED_PARTS * fragment
     }
 }
 
-/// The queues of messages with one rank, by number.
 #[derive(Default)]
 struct PeerQueue {
     /// Not completely sent.
@@ -101,7 +96,6 @@ impl PeerQueue {
     }
 }
 
-/// All point-to-point messages of a rank.
 pub(super) struct PointToPoint {
     rank: Rank,
     /// Index of their connection, and of its device.
@@ -138,20 +132,17 @@ impl PointToPoint {
         usize::try_from((ticket.0 & !MESSAGES).checked_sub(self.first)?).ok()
     }
 
-    /// Whether no message is in flight, or failed and not taken.
     pub(super) fn is_idle(&self) -> bool {
         self.transfers
             .iter()
             .all(|transfer| transfer.taken || matches!(transfer.result, Some(Ok(()))))
     }
 
-    /// Whether a message is in flight.
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
         !self.busy.is_empty()
     }
 
-    /// Messages that are not taken.
     pub(super) fn outstanding(&self) -> usize {
         self.transfers.iter().filter(|transfer| !transfer.taken).count()
     }
@@ -188,7 +179,6 @@ impl PointToPoint {
         })
     }
 
-    /// Fails all messages in flight.
     pub(super) fn fail(&mut self, why: &Failed) {
         for transfer in &mut self.transfers {
             transfer.result.get_or_insert_with(|| Err(why.clone()));
@@ -197,7 +187,6 @@ impl PointToPoint {
         self.peers.iter_mut().for_each(|queue| *queue = PeerQueue::default());
     }
 
-    /// Drives all messages until they would block. Returns whether there was progress.
     pub(super) fn drive(&mut self, links: &mut [Option<Link>]) -> Result<bool, Failed> {
         let mut moved = false;
         for index in 0..self.busy.len() {
@@ -219,7 +208,6 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    /// Completes sends that have been acknowledged.
     fn confirm(&mut self, peer: Rank, link: &Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -282,7 +270,6 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    /// Receives parts that have arrived.
     fn receive(&mut self, peer: Rank, link: &mut Link) -> bool {
         let queue = &mut self.peers[peer.index()];
         let mut moved = false;
@@ -347,7 +334,6 @@ impl PointToPoint {
         moved
     }
 
-    /// Copies messages of this rank to itself.
     fn copy_to_self(&mut self) -> Result<bool, Failed> {
         let queue = &mut self.peers[self.rank.index()];
         let mut moved = false;
@@ -408,7 +394,6 @@ impl PointToPoint {
         waits
     }
 
-    /// The first wait, reported on a channel that follows those of plans.
     pub(super) fn waiting(&self, links: &[Vec<Option<Link>>], channel: u32) -> Option<Waiting> {
         let (_, wait) = self.waits(links).into_iter().min_by_key(|(number, _)| *number)?;
         Some(Waiting {

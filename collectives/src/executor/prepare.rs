@@ -41,7 +41,6 @@ struct ProgramKey {
     in_place: bool,
 }
 
-/// Address range.
 type Bytes = core::ops::Range<usize>;
 
 fn overlap(a: &Bytes, b: &Bytes) -> bool {
@@ -152,7 +151,6 @@ impl Prepared {
         }
     }
 
-    /// The address range of data of so many elements, after validation.
     fn bytes(&self, data: &Data, elements: Option<u64>, function: &Function) -> Result<Bytes, EngineError> {
         let bytes = elements
             .and_then(|elements| usize::try_from(elements).ok()?.checked_mul(function.data().bytes()))

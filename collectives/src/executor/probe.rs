@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use crate::types::Rank;
 
-/// A test of all links.
 pub(super) struct LinkProbe {
     began: Instant,
     /// By rank, the number of requests whose completion confirms it.
@@ -18,7 +17,6 @@ pub(super) struct LinkProbe {
 }
 
 impl Engine {
-    /// Whether it has connections to test.
     pub(crate) fn has_links(&self) -> bool {
         self.links.last().is_some_and(|links| !links.is_empty())
     }
@@ -63,7 +61,6 @@ impl Engine {
         }
     }
 
-    /// Destroys all queue pairs of a failed engine: the failure has been diagnosed.
     pub(crate) fn release_queue_pairs(&mut self) {
         if self.failed.is_some() {
             self.links.clear();

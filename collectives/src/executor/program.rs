@@ -20,7 +20,6 @@ pub(super) struct StepRef {
     pub(super) step: u32,
 }
 
-/// A step and its dependencies.
 #[derive(Debug)]
 pub(super) struct Instruction {
     pub(super) step: Step,
@@ -33,7 +32,6 @@ pub(super) struct Instruction {
     pub(super) free_after: Option<StepRef>,
 }
 
-/// The program of one strand.
 #[derive(Debug, Default)]
 pub(super) struct StrandProgram {
     pub(super) instructions: Box<[Instruction]>,
@@ -41,13 +39,11 @@ pub(super) struct StrandProgram {
     pub(super) receives: Box<[u32]>,
 }
 
-/// A rank's program for one way of cutting messages.
 #[derive(Debug)]
 pub(super) struct CompiledProgram {
     pub(super) strands: Box<[StrandProgram]>,
 }
 
-/// The spans that a step reads, and the span that it writes.
 fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
     match step {
         Step::Send { span, .. } => (vec![*span], None),

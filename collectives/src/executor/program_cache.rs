@@ -13,11 +13,9 @@ const MAX_IDLE_TURNS: u32 = 200;
 /// one.
 const CQ_POLL_INTERVAL: u32 = 2;
 
-/// A cached operation of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CachedProgram(u64);
 
-/// Capacity of the cache.
 pub(crate) const CACHED_PROGRAMS: usize = 8;
 
 /// The cached operations, a ring.
@@ -67,7 +65,6 @@ impl Engine {
             && !self.p2p.is_busy()
     }
 
-    /// The number of the next operation.
     #[inline]
     pub(crate) fn next_number(&self) -> u64 {
         self.first + self.operations.len() as u64

@@ -49,7 +49,6 @@ fn two() -> [Engine; 2] {
     engines.try_into().unwrap()
 }
 
-/// Steps until the condition holds.
 fn until(what: &str, mut step: impl FnMut() -> bool) {
     let began = Instant::now();
     while !step() {

@@ -42,10 +42,8 @@ pub(crate) enum ShrinkMessage {
     Commit(Proposal),
 }
 
-/// A message and its destination.
 pub(crate) type AddressedMessage = (Rank, ShrinkMessage);
 
-/// The result, for one member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// The committed group.
@@ -118,7 +116,6 @@ impl Agreement {
         }
     }
 
-    /// The result.
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
@@ -145,7 +142,6 @@ impl Agreement {
         self.advance(now, next, out);
     }
 
-    /// A member is gone.
     pub(crate) fn member_lost(
         &mut self,
         rank: Rank,
@@ -170,7 +166,6 @@ impl Agreement {
         }
     }
 
-    /// Processes a message.
     pub(crate) fn receive(
         &mut self,
         from: Rank,
@@ -206,13 +201,11 @@ impl Agreement {
         self.advance(now, next, out);
     }
 
-    /// When [`tick`](Self::tick) is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         let (end, _) = self.deadline.filter(|_| self.outcome.is_none())?;
         Some(self.round_deadline.map_or(end, |deadline| deadline.min(end)))
     }
 
-    /// Runs expired timers.
     pub(crate) fn tick(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
         let Some((end, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
@@ -246,7 +239,6 @@ impl Agreement {
         }
     }
 
-    /// All members that are not excluded.
     fn candidates(&self) -> impl Iterator<Item = Rank> + '_ {
         (0..self.ranks).map(Rank).filter(|rank| !self.excluded.contains(rank))
     }
@@ -272,7 +264,6 @@ impl Agreement {
         members.is_sorted_by(|a, b| a < b) && members.last().is_some_and(|last| last.0 < self.ranks)
     }
 
-    /// Adds exclusions and forwards new ones.
     fn exclude(&mut self, ranks: impl IntoIterator<Item = Rank>, out: &mut Vec<AddressedMessage>) {
         let before = self.excluded.len();
         self.excluded
@@ -316,7 +307,6 @@ impl Agreement {
         out.push((from, ShrinkMessage::Ready { epoch }));
     }
 
-    /// Adopts a commit.
     fn handle_commit(&mut self, proposal: Proposal, out: &mut Vec<AddressedMessage>) {
         if self.owns_proposal() {
             // This member took over from the coordinator that decided this, and others wait for its
@@ -331,13 +321,11 @@ impl Agreement {
         });
     }
 
-    /// Sends the commit to all members of the proposal.
     fn send_commit(&self, proposal: &Proposal, out: &mut Vec<AddressedMessage>) {
         let others = proposal.members.iter().filter(|rank| **rank != self.me);
         out.extend(others.map(|rank| (*rank, ShrinkMessage::Commit(proposal.clone()))));
     }
 
-    /// Advances as far as the known state allows.
     fn advance(&mut self, now: Instant, next: &mut dyn FnMut() -> GroupId, out: &mut Vec<AddressedMessage>) {
         let Some((_, timeout)) = self.deadline.filter(|_| self.outcome.is_none()) else {
             return;
@@ -377,7 +365,6 @@ impl Agreement {
 }
 
 impl ShrinkMessage {
-    /// Appends the message.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let put_ranks = |to: &mut Vec<u8>, ranks: &[Rank]| {
             to.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
@@ -411,7 +398,6 @@ impl ShrinkMessage {
         }
     }
 
-    /// Parses a whole message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let message = match from.u8()? {
@@ -428,7 +414,6 @@ impl ShrinkMessage {
     }
 }
 
-/// A list of ranks, if it is complete.
 fn ranks(from: &mut Reader) -> Option<Vec<Rank>> {
     let bytes = from.u32()?.checked_mul(4)?;
     let bytes = from.bytes(usize::try_from(bytes).ok()?)?;

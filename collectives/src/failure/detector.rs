@@ -36,7 +36,6 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// State of a member.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 enum MemberState {
     #[default]
@@ -52,7 +51,6 @@ struct MemberRecord {
     last_verdict: Option<Verdict>,
 }
 
-/// This rank's investigation.
 #[derive(Debug)]
 struct Investigation {
     number: u32,
@@ -63,7 +61,6 @@ struct Investigation {
     replies: Vec<Option<Report>>,
 }
 
-/// The failure detector of a group, on one member.
 #[derive(Debug)]
 pub(crate) struct FailureDetector {
     me: Rank,
@@ -105,22 +102,18 @@ impl FailureDetector {
         self.verdict.as_ref().filter(|_| self.agreed)
     }
 
-    /// Whether there is a verdict, agreed or not.
     pub(crate) fn failed(&self) -> bool {
         self.verdict.is_some()
     }
 
-    /// Whether a member has left.
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
         self.members[rank.index()].state == MemberState::Left
     }
 
-    /// Whether an investigation is in progress.
     pub(crate) fn is_investigating(&self) -> bool {
         self.investigation.is_some()
     }
 
-    /// The finding of the last investigation.
     pub(crate) fn finding(&self) -> Option<&Verdict> {
         self.finding.as_ref()
     }
@@ -141,7 +134,6 @@ impl FailureDetector {
             .collect()
     }
 
-    /// A member's process has ended.
     pub(crate) fn died(&mut self, rank: Rank, how: &str, now: Instant, out: &mut Vec<Outgoing>) {
         let how = one_line(how);
         self.members[rank.index()].state = MemberState::Dead(how.clone());
@@ -150,7 +142,6 @@ impl FailureDetector {
         self.tick(now, out);
     }
 
-    /// A member has left the group.
     pub(crate) fn left(&mut self, rank: Rank, now: Instant, out: &mut Vec<Outgoing>) {
         let state = &mut self.members[rank.index()].state;
         if *state == MemberState::Present {
@@ -201,8 +192,6 @@ impl FailureDetector {
         self.tick(now, out);
     }
 
-    /// Processes a message from a member; messages that do not fit a group of this size are
-    /// ignored.
     pub(crate) fn receive(&mut self, from: Rank, message: Message, now: Instant, out: &mut Vec<Outgoing>) {
         match message {
             Message::Query {
@@ -247,7 +236,6 @@ impl FailureDetector {
         self.tick(now, out);
     }
 
-    /// When [`tick`](Self::tick) is due, unless the engine reports before.
     pub(crate) fn due(&self) -> Option<Instant> {
         let investigation = self.investigation.as_ref().map(|investigation| {
             let all_answered = self.all_answered(investigation);
@@ -262,7 +250,6 @@ impl FailureDetector {
         pending_queries.chain(investigation).chain(agreement_deadline).min()
     }
 
-    /// Runs expired timers.
     pub(crate) fn tick(&mut self, now: Instant, out: &mut Vec<Outgoing>) {
         let monitor = &self.monitor;
         let reported = !monitor.report_requested();
@@ -307,7 +294,6 @@ impl FailureDetector {
         }
     }
 
-    /// Requests a report from the engine, unless a request is pending.
     fn request_report(&self) {
         let requested = self.investigation.is_some() || !self.pending_queries.is_empty();
         if !requested {
@@ -315,7 +301,6 @@ impl FailureDetector {
         }
     }
 
-    /// Whether every present member has replied.
     fn all_answered(&self, investigation: &Investigation) -> bool {
         let replies = self.members.iter().zip(&investigation.replies).enumerate();
         let mut open = replies.filter(|(rank, (record, reply))| {

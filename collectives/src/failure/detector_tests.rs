@@ -77,7 +77,6 @@ impl Simulation {
         }
     }
 
-    /// All members that receive have agreed on one verdict.
     fn verdict(&self) -> Verdict {
         let mut verdicts = self
             .members

@@ -54,7 +54,6 @@ pub fn diagnose(members: &[MemberStatus]) -> Option<Verdict> {
         .or_else(|| wait_cycle(&waits))
 }
 
-/// All waits for other members.
 fn all_waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
     members.iter().enumerate().flat_map(|(rank, member)| {
         let report = match member {
@@ -178,7 +177,6 @@ fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
     })
 }
 
-/// All members wait for one another.
 fn wait_cycle(waits: &[Stuck]) -> Option<Verdict> {
     let stuck = *waits.iter().min_by_key(|stuck| stuck.order())?;
     Some(Verdict {

@@ -15,7 +15,6 @@ fn wait(peer: u32, step: u32, awaited: Awaited) -> Wait {
     }
 }
 
-/// A member within operation 7.
 fn waits(waits: Vec<Wait>) -> MemberStatus {
     MemberStatus::Reported(Report {
         begun: 7,
@@ -26,7 +25,6 @@ fn waits(waits: Vec<Wait>) -> MemberStatus {
     })
 }
 
-/// A member between operations.
 fn idles(finished: u64) -> MemberStatus {
     MemberStatus::Reported(Report {
         begun: finished,
@@ -41,19 +39,15 @@ fn cause(members: &[MemberStatus]) -> Option<Cause> {
     diagnose(members).map(|verdict| verdict.cause)
 }
 
-/// A fault of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Dead,
     Stopped,
     Left,
-    /// It does not begin.
     Absent,
-    /// Its engine is no longer driven.
     Idle,
     /// Its messages are lost silently.
     Lost,
-    /// Its queue pairs fail.
     CutOff,
 }
 
@@ -140,7 +134,8 @@ fn rests(finished: u64) -> MemberStatus {
     MemberStatus::Reported(Report { waits, ..report })
 }
 
-/// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with how many of these a rank has done.
+/// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with
+/// how many of these a rank has done.
 #[test]
 fn a_missing_end_of_a_message_is_found() {
     let absent = |rank, operation| {
@@ -155,7 +150,8 @@ fn a_missing_end_of_a_message_is_found() {
     // One that is kept from an operation by a message is not to blame for it.
     let kept = [exchanges(2), waits(vec![wait(0, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, message));
-    // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the operation.
+    // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the
+    // operation.
     let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, 7));
     // Rank 1 has begun its end but its engine is not driven, or it would report its wait.
@@ -312,7 +308,8 @@ fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
 /// Who reachable whom.
 type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
-/// A single link shows that something is cut: whichever end noticed it, the reachability reported by the others determines whether it is one of the ends, and which, or the link alone.
+/// A single link shows that something is cut: whichever end noticed it, the reachability reported
+/// by the others determines whether it is one of the ends, and which, or the link alone.
 #[test]
 fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
     const RANKS: u32 = 4;
@@ -323,7 +320,8 @@ fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
                 rank: Rank(rank),
                 peer: Rank(peer),
             };
-            // Who reachable whom, whether the engine at which the link failed could try its own, and what is to come of it.
+            // Who reachable whom, whether the engine at which the link failed could try its own,
+            // and what is to come of it.
             let cases: [(Reaches<'_>, bool, Cause); 7] = [
                 (&|from, to| ![from, to].contains(&peer), true, cut_off(peer)),
                 (&|from, to| ![from, to].contains(&rank), true, cut_off(rank)),
@@ -436,7 +434,8 @@ fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     assert!(seen > 2000, "{seen}");
 }
 
-/// In any order of arrival; also those of a member that was queried twice and lost its queue pair in between.
+/// In any order of arrival; also those of a member that was queried twice and lost its queue pair
+/// in between.
 #[test]
 fn all_members_choose_the_same_of_two_verdicts() {
     let verdict = |awaited, kind| Verdict {

@@ -8,16 +8,12 @@ use crate::bootstrap::{Reader, put_text};
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// Waits in a report: the first of each connection; more than 256 add nothing.
 const MAX_WAITS: usize = 256;
 /// Reachable ranks in a report: a group has no more.
 const MAX_REACHES: usize = 4096;
-/// Pending operations in a report.
 const MAX_PENDING: usize = 64;
-/// Maximum length of a reason, in bytes.
 pub(super) const MAX_REASON: usize = 1024;
 
-/// A message of the failure detector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
     /// Requests a report, which the engine has `timeout_ms` to give, after a link test if
@@ -34,7 +30,6 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// Appends the message.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         match self {
             Self::Query {
@@ -59,7 +54,6 @@ impl Message {
         }
     }
 
-    /// Parses a whole message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let message = match from.u8()? {

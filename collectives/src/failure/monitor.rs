@@ -23,9 +23,7 @@ pub(crate) fn message_number(operation: u64) -> Option<u64> {
     (operation & MESSAGES != 0).then_some(operation & !MESSAGES)
 }
 
-/// A report of what the engine waits for is requested.
 const REPORT_REQUESTED: u32 = 1;
-/// The group has failed.
 const GROUP_FAILED: u32 = 2;
 
 /// What a wait is for.
@@ -170,7 +168,6 @@ impl ProgressMonitor {
         self.messages_in_flight.store(in_flight, Ordering::Relaxed);
     }
 
-    /// Whether point-to-point messages are in flight.
     pub(crate) fn messages_in_flight(&self) -> bool {
         self.messages_in_flight.load(Ordering::Relaxed)
     }
@@ -197,7 +194,6 @@ impl ProgressMonitor {
         (ms > 0).then(|| Duration::from_millis(ms.into()))
     }
 
-    /// Reports the peers that the engine's links reach.
     pub(crate) fn report_reachable(&self, peers: Vec<Rank>) {
         *self.reachable.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }

@@ -266,7 +266,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A rank with its process and host.
 struct Named<'a> {
     rank: Rank,
     member: Option<&'a Member>,

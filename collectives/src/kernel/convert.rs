@@ -15,12 +15,12 @@ const MAGNITUDE: u32 = 0x7fff_ffff;
 /// The bits of infinity; a larger magnitude is NaN.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// The bits of `2^power`.
 const fn exponent(power: i32) -> u32 {
     ((127 + power) as u32) << 23
 }
 
-/// The value of a magnitude whose exponent and fraction were shifted to the `f32`'s, with an exponent bias of `bias` and a denormal where the exponent is zero. Not for infinities and NaNs.
+/// The value of a magnitude whose exponent and fraction were shifted to the `f32`'s, with an
+/// exponent bias of `bias` and a denormal where the exponent is zero. Not for infinities and NaNs.
 #[inline(always)]
 fn widen(shifted: u32, bias: i32) -> u32 {
     let normal = shifted + exponent(-bias);
@@ -31,7 +31,8 @@ fn widen(shifted: u32, bias: i32) -> u32 {
     if shifted < 1 << 23 { denormal } else { normal }
 }
 
-/// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`. Overflow runs on into the exponent.
+/// Rounds a magnitude to a float with `fraction` bits of fraction and an exponent bias of `bias`.
+/// Overflow runs on into the exponent.
 #[inline(always)]
 fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
     let shift = 23 - fraction;
@@ -53,7 +54,6 @@ fn narrow(magnitude: u32, bias: i32, fraction: u32) -> u32 {
     }
 }
 
-/// binary16 as `f32`.
 #[inline(always)]
 pub(super) fn f16_to_f32(bits: u16) -> f32 {
     let shifted = (u32::from(bits) & 0x7fff) << 13;
@@ -66,7 +66,6 @@ pub(super) fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(magnitude | (u32::from(bits) & 0x8000) << 16)
 }
 
-/// `f32` as binary16.
 #[inline(always)]
 pub(super) fn f32_to_f16(value: f32) -> u16 {
     let magnitude = value.to_bits() & MAGNITUDE;
@@ -80,13 +79,11 @@ pub(super) fn f32_to_f16(value: f32) -> u16 {
     (if magnitude > INFINITY { 0x7e00 } else { rounded }) as u16
 }
 
-/// bfloat16 as `f32`.
 #[inline(always)]
 pub(super) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// `f32` as bfloat16.
 #[inline(always)]
 pub(super) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -94,7 +91,6 @@ pub(super) fn f32_to_bf16(value: f32) -> u16 {
     (if bits & MAGNITUDE > INFINITY { 0x7fc0 } else { rounded }) as u16
 }
 
-/// E4M3 as `f32`.
 #[inline(always)]
 pub(super) fn f8e4m3_to_f32(bits: u8) -> f32 {
     let shifted = (u32::from(bits) & 0x7f) << 20;
@@ -106,7 +102,6 @@ pub(super) fn f8e4m3_to_f32(bits: u8) -> f32 {
     })
 }
 
-/// `f32` as E4M3, saturating.
 #[inline(always)]
 pub(super) fn f32_to_f8e4m3(value: f32) -> u8 {
     let magnitude = value.to_bits() & MAGNITUDE;

@@ -6,7 +6,8 @@ use super::float8::{F8E4M3, F8E5M2};
 use crate::types::DataType;
 
 mod sealed {
-    /// Keeps [`Element`](super::Element) to types whose every bit pattern is a value, and whose size is their data type's.
+    /// Keeps [`Element`](super::Element) to types whose every bit pattern is a value, and whose
+    /// size is their data type's.
     pub trait Sealed {}
 }
 

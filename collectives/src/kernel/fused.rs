@@ -386,7 +386,6 @@ impl Vector for Avx512 {
     }
 }
 
-/// The loops as functions of an instruction set.
 macro_rules! version {
     ($module:ident, $vector:ident, $target:meta) => {
         pub(super) mod $module {
@@ -402,7 +401,8 @@ macro_rules! version {
                 elements: usize,
                 ranks: Option<f32>,
             ) -> usize {
-                // SAFETY: the caller's contract is the same, and this function has the instruction set of the vectors.
+                // SAFETY: the caller's contract is the same, and this function has the instruction
+                // set of the vectors.
                 unsafe { super::reduce::<$vector, C, O>(sources, into, elements, ranks) }
             }
 

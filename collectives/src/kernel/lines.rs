@@ -75,7 +75,8 @@ unsafe fn pack_vectors(flag: u32, from: *const u8, words: usize, slot: *mut u8) 
     if slot.addr().is_multiple_of(16) {
         // Two words per register: each half is stored atomically.
         let slot = slot.cast::<__m128i>();
-        // SAFETY: every processor of this architecture has these; four words from `i` on are within `words`.
+        // SAFETY: every processor of this architecture has these; four words from `i` on are within
+        // `words`.
         unsafe {
             let flags = _mm_set1_epi32(flag.cast_signed());
             for i in 0..words / 4 {
@@ -111,7 +112,8 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
     if seen != flag {
         return false;
     }
-    // SAFETY: the words before the rest's are in the slot, and their data within `bytes`, by contract.
+    // SAFETY: the words before the rest's are in the slot, and their data within `bytes`, by
+    // contract.
     let (first, mut differs) = unsafe { unpack_vectors(flag, slot.cast(), whole, into) };
     for i in first..whole {
         let (data, seen) = word(i);
@@ -137,7 +139,8 @@ unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8
     if slot.addr().is_multiple_of(16) {
         // Two words per register: each half is read atomically and has its own flag.
         let slot = slot.cast::<__m128i>();
-        // SAFETY: every processor of this architecture has these; four words from `i` on are within `words`.
+        // SAFETY: every processor of this architecture has these; four words from `i` on are within
+        // `words`.
         return unsafe {
             let flags = _mm_set1_epi32(flag.cast_signed());
             let mut differs = _mm_setzero_si128();
@@ -158,14 +161,12 @@ unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8
     (0, 0)
 }
 
-/// A word of data and flag.
 #[inline(always)]
 fn join(data: u32, flag: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (data.to_ne_bytes(), flag.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The data and the flag of a word.
 #[inline(always)]
 fn split(word: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
@@ -181,7 +182,8 @@ fn split(word: u64) -> (u32, u32) {
 /// no other writer meanwhile, and is read only as [`try_unpack_ll128`] does: only the flag of a
 /// line that has no flag yet.
 pub unsafe fn pack_ll128(flag: u64, from: *const u8, bytes: usize, slot: *mut u8) {
-    // SAFETY: `len` bytes of the line's data are left of `from`, and the slot has a line for them, aligned by contract.
+    // SAFETY: `len` bytes of the line's data are left of `from`, and the slot has a line for them,
+    // aligned by contract.
     let pack = |line: usize, len: usize| unsafe {
         let slot = slot.add(line * LL128_LINE);
         core::ptr::copy_nonoverlapping(from.add(line * LL128_DATA), slot, len);
@@ -220,7 +222,8 @@ pub unsafe fn try_unpack_ll128(flag: u64, slot: *const u8, bytes: usize, into: *
         if !there(line) {
             return false;
         }
-        // SAFETY: the data of a line of the slot, aligned by contract, and as much that is left of `into`.
+        // SAFETY: the data of a line of the slot, aligned by contract, and as much that is left of
+        // `into`.
         unsafe { load_line(slot.add(line * LL128_LINE), into.add(line * LL128_DATA)) };
     }
     // SAFETY: the rest, in the last line, whose flag was checked; or nothing.
@@ -276,7 +279,8 @@ unsafe fn load(from: *const u8, into: *mut u8, bytes: usize) {
         };
     }
     if rest != 0 {
-        // SAFETY: the word's first `rest` bytes are within `bytes`, all of it within `bytes` rounded up.
+        // SAFETY: the word's first `rest` bytes are within `bytes`, all of it within `bytes`
+        // rounded up.
         unsafe {
             let word = (*from.cast::<AtomicU64>().add(whole)).load(Relaxed).to_ne_bytes();
             core::ptr::copy_nonoverlapping(word.as_ptr(), into.add(whole * 8), rest);

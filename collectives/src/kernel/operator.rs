@@ -129,7 +129,8 @@ impl Scalar {
     #[must_use]
     pub fn of<A: Accumulator>(value: A) -> Self {
         let mut bits = 0;
-        // SAFETY: `A` is at most eight bytes long (its type is one of `DataType`'s), and has no padding.
+        // SAFETY: `A` is at most eight bytes long (its type is one of `DataType`'s), and has no
+        // padding.
         unsafe { core::ptr::from_mut(&mut bits).cast::<A>().write(value) };
         Self { over: A::TYPE, bits }
     }
@@ -140,7 +141,6 @@ impl Scalar {
         self.over
     }
 
-    /// The value's bits, zero-extended to 64 bits.
     pub(crate) fn bits(self) -> u64 {
         // It was written at the beginning.
         let bits = u64::from_le_bytes(self.bits.to_ne_bytes());
@@ -150,7 +150,6 @@ impl Scalar {
         }
     }
 
-    /// Address of the value, of type `over`.
     pub(super) fn address(&self) -> *const u8 {
         core::ptr::from_ref(&self.bits).cast()
     }

@@ -11,7 +11,6 @@ use super::fused;
 use crate::plan::Form;
 use crate::types::{DataType, ReduceOp};
 
-/// An instruction set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Version {
     /// The build's target.
@@ -46,7 +45,6 @@ impl Version {
         all.into_iter().flatten()
     }
 
-    /// The best that this machine supports.
     pub(super) fn best() -> Self {
         Self::available().next_back().unwrap_or(Self::Baseline)
     }
@@ -95,7 +93,6 @@ pub(super) struct Narrow {
     pub(super) encode: Convert,
 }
 
-/// The generic loops, compiled for an instruction set.
 macro_rules! version {
     ($module:ident, $(#[$target:meta])?) => {
         mod $module {
@@ -135,7 +132,6 @@ macro_rules! version {
                 }
             }
 
-            /// The loops of the accumulator of `data`.
             pub(super) fn loops(data: DataType, op: ReduceOp) -> Loops {
                 match data.accumulator() {
                     DataType::I8 => loops_of::<i8>(op),
@@ -158,7 +154,6 @@ macro_rules! version {
             version!(@convert $(#[$target])? decode_f8e5m2: u8, f32, convert::f8e5m2_to_f32);
             version!(@convert $(#[$target])? encode_f8e5m2: f32, u8, convert::f32_to_f8e5m2);
 
-            /// The conversions of `data`, if its accumulator is another type.
             pub(super) fn narrow(data: DataType) -> Option<Narrow> {
                 match data {
                     DataType::F16 => Some(Narrow { decode: decode_f16, encode: encode_f16 }),

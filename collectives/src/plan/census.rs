@@ -154,7 +154,6 @@ impl fmt::Display for Census {
     }
 }
 
-/// The clock of a strand of a rank.
 #[derive(Clone, Copy, Default)]
 struct Clock {
     hops: u64,
@@ -163,11 +162,9 @@ struct Clock {
     receives_until: u64,
 }
 
-/// A count in progress.
 struct Counting {
     ranks: usize,
     counts: Vec<Count>,
-    /// By strand and rank.
     clocks: Vec<Clock>,
 }
 
@@ -219,7 +216,6 @@ impl Walker for Counting {
     }
 }
 
-/// Number of blocks of a span.
 fn blocks(span: Span) -> u64 {
     u64::from(span.blocks)
 }

@@ -14,7 +14,6 @@ use crate::types::Rank;
 /// The most columns of a table.
 const WIDTH: usize = 160;
 
-/// A step and its time.
 struct Event {
     who: Who,
     step: Step,
@@ -23,11 +22,9 @@ struct Event {
     sent: Option<u32>,
 }
 
-/// The steps of a plan, in a possible order.
 struct Timeline {
     ranks: u32,
     events: Vec<Event>,
-    /// By strand and rank: the time of the next step.
     now: Vec<u32>,
 }
 
@@ -43,7 +40,6 @@ impl Timeline {
         timeline
     }
 
-    /// Total length.
     fn length(&self) -> u32 {
         self.now.iter().copied().max().unwrap_or(0)
     }
@@ -59,7 +55,6 @@ impl Timeline {
 }
 
 impl Walker for Timeline {
-    /// The time of sending.
     type Message = u32;
 
     fn send(&mut self, who: Who, step: &Step) -> u32 {
@@ -103,7 +98,6 @@ pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     text
 }
 
-/// The heading.
 fn heading(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     let shape = schedule.shape();
     let mut text = String::new();
@@ -155,7 +149,6 @@ fn columns_of(text: &mut String, columns: &[Vec<String>]) {
     }
 }
 
-/// A step, abbreviated.
 fn short(step: &Step) -> String {
     match step {
         Step::Send { to, span } => format!("{} →{to}", blocks(*span)),
@@ -183,7 +176,6 @@ fn short(step: &Step) -> String {
     }
 }
 
-/// A span, abbreviated.
 fn blocks(span: Span) -> String {
     let Span { place, first, blocks } = span;
     let place = match place {
@@ -257,10 +249,8 @@ pub fn svg(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
     svg
 }
 
-/// Positions in the drawing.
 #[derive(Clone, Copy)]
 struct Placing {
-    /// Height of a rank's row.
     lane: u32,
 }
 
@@ -274,7 +264,6 @@ impl Placing {
         TOP + rank.0 * self.lane + STRAND * (strand + 1)
     }
 
-    /// A strand's colour.
     fn colour(self, strand: u32) -> usize {
         strand as usize % COLOURS.len()
     }
@@ -299,7 +288,6 @@ fn message(svg: &mut String, place: Placing, event: &Event) {
     );
 }
 
-/// The mark of a step, with its span.
 fn mark(svg: &mut String, place: Placing, event: &Event) {
     let Who { strand, rank } = event.who;
     let (x, y) = (place.x(event.time), place.y(strand, rank));

@@ -174,7 +174,8 @@ pub enum Step {
         /// The target span.
         into: Span,
     },
-    /// Receives a message and reduces it: `into` = received ⊕ `with`. `with` and `into` may be the same span.
+    /// Receives a message and reduces it: `into` = received ⊕ `with`. `with` and `into` may be the
+    /// same span.
     RecvReduce {
         /// The source.
         from: Rank,

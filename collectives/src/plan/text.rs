@@ -104,10 +104,8 @@ pub struct TextError {
     pub what: String,
 }
 
-/// The error of a line.
 type Wrong = String;
 
-/// Parses a span.
 fn span(text: &str) -> Result<Span, Wrong> {
     if text == "nothing" {
         return Ok(Span::empty());
@@ -131,7 +129,6 @@ fn span(text: &str) -> Result<Span, Wrong> {
     }
 }
 
-/// Parses a step.
 fn step(text: &str) -> Result<Step, Wrong> {
     let mut words = Words(text.split_whitespace());
     let step = match words.next("a step")? {
@@ -210,7 +207,6 @@ impl FromStr for Plan {
     }
 }
 
-/// A partly parsed plan.
 #[derive(Default)]
 struct Reader {
     collective: Option<Collective>,
@@ -291,7 +287,6 @@ impl Reader {
     }
 }
 
-/// The words of a line.
 struct Words<'a>(SplitWhitespace<'a>);
 
 impl<'a> Words<'a> {
@@ -312,7 +307,6 @@ impl<'a> Words<'a> {
         self.parse("a rank").map(Rank)
     }
 
-    /// The remaining words.
     fn numbers(&mut self) -> Result<Vec<u32>, Wrong> {
         let number = |word: &str| word.parse().map_err(|_| format!("{word:?} is not a number"));
         self.0.by_ref().map(number).collect()

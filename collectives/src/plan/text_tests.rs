@@ -174,7 +174,6 @@ proptest! {
     }
 }
 
-/// Words of plans.
 fn word() -> impl Strategy<Value = String> {
     let words = [
         "0",

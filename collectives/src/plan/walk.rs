@@ -5,7 +5,6 @@ use std::collections::{HashMap, VecDeque};
 use super::{Schedule, Step};
 use crate::types::Rank;
 
-/// A strand of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Who {
     pub(crate) strand: u32,
@@ -24,7 +23,6 @@ pub(crate) trait Walker {
     /// A step that receives a message.
     fn receive(&mut self, who: Who, step: &Step, message: Self::Message);
 
-    /// A local step.
     fn alone(&mut self, who: Who, step: &Step);
 }
 

@@ -5,7 +5,6 @@ use core::fmt::Write;
 use super::table::Row;
 use crate::algorithm::Algorithm;
 
-/// Size of a panel, and positions of its axes.
 const PANEL: (f64, f64) = (460.0, 320.0);
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 16.0;
@@ -152,7 +151,6 @@ fn whole(low: f64, high: f64, step: usize) -> impl Iterator<Item = i32> {
     (low.ceil() as i32..=high.floor() as i32).step_by(step)
 }
 
-/// 10^power ns as text.
 fn time(power: i32) -> String {
     let (unit, below) = match power {
         ..=2 => ("ns", 0),
@@ -163,7 +161,6 @@ fn time(power: i32) -> String {
     format!("{} {unit}", 10f64.powi(power - below))
 }
 
-/// 2^power bytes as text.
 fn bytes(power: i32) -> String {
     let (unit, below) = match power {
         ..=9 => ("B", 0),

@@ -34,17 +34,13 @@ pub(super) enum Scope {
     Representative,
 }
 
-/// A receive in progress.
 #[derive(Clone, Copy)]
 struct PendingReceive {
     from: Rank,
-    /// Bytes of the message.
     bytes: f64,
-    /// Whether it is reduced.
     reduces: bool,
     /// The message in flight, with which the thread is in the event queue.
     arrival: Option<Arrival>,
-    /// The time since which the thread has been waiting.
     since: u64,
 }
 
@@ -58,14 +54,12 @@ struct Arrival {
     forwarded: bool,
 }
 
-/// A message without a grant.
 struct UngrantedMessage {
     posted: u64,
     bytes: f64,
     forwarded: bool,
 }
 
-/// The grants of a receiving thread for one sender.
 #[derive(Default)]
 struct Grants {
     /// Arrival times of unused grants.
@@ -76,7 +70,6 @@ struct Grants {
 struct Thread<'a> {
     rank: u32,
     strand: u32,
-    /// Slices of an operation.
     slices: u64,
     /// Whether it receives, and sends; and of a slice, the senders of granted messages, and the
     /// number granted in the operation.
@@ -90,10 +83,8 @@ struct Thread<'a> {
     /// The time since which it waits for acknowledgements only.
     over: Option<u64>,
     steps: Box<dyn Iterator<Item = Step> + Send + 'a>,
-    /// A step that was fetched and not begun.
     held_step: Option<Step>,
     awaited: Option<PendingReceive>,
-    /// Slices after this one.
     slices_left: u64,
     taken: u64,
     finished: bool,
@@ -109,12 +100,10 @@ struct Simulation<'a> {
     schedule: &'a dyn Schedule,
     fabric: &'a Fabric,
     scope: Scope,
-    /// Positions in the order, by rank.
     position: Vec<u32>,
     connections: u32,
     threads: Vec<Thread<'a>>,
     queue: Queue,
-    /// By thread and sender.
     inbox: HashMap<u64, Arrivals, BuildHasherDefault<KeyHasher>>,
     /// By thread and sender, where messages need grants.
     grants: HashMap<u64, Grants, BuildHasherDefault<KeyHasher>>,
@@ -149,7 +138,6 @@ struct Processor {
 /// Messages granted before the first of them has arrived: the executor's staging slots.
 const GRANTS_AHEAD: u64 = 4;
 
-/// Runs the simulation to its end.
 pub(super) fn run(
     schedule: &dyn Schedule,
     fabric: &Fabric,
@@ -395,7 +383,6 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Releases the processor at `at`.
     fn release(&mut self, rank: u32, at: u64) {
         let processor = &mut self.ranks[rank as usize];
         processor.holder = processor.ready_threads.pop_front();

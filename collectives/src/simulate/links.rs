@@ -16,12 +16,10 @@ struct Link {
     bytes: f64,
 }
 
-/// The location of a rank.
 #[derive(Clone, Copy)]
 struct RankLocation {
     host: u32,
     leaf: u32,
-    /// Its first adapter.
     adapter: u32,
 }
 
@@ -242,7 +240,6 @@ impl Links {
     }
 }
 
-/// A message in flight.
 struct Passage {
     /// When its first byte is forwarded.
     begins: u64,

@@ -9,7 +9,6 @@ use std::collections::BinaryHeap;
 /// Recent times that are compared before a new entry is pushed.
 const RECENT: usize = 4;
 
-/// A queue of thread numbers.
 pub(super) struct Queue {
     /// Time, insertion order, bucket.
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,

@@ -35,7 +35,6 @@ fn ring(collective: Collective, ranks: u32) -> Box<dyn Schedule> {
     Algorithm::Ring.schedule(collective, &order, Rank(0)).unwrap()
 }
 
-/// A schedule written by hand.
 struct HandWritten {
     shape: Shape,
     programs: Vec<Program>,

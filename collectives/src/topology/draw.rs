@@ -38,7 +38,6 @@ pub(super) fn host(host: &Host, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     near(host, f)
 }
 
-/// The driver's description of a GPU.
 struct GpuSummary<'a>(&'a Device);
 
 impl fmt::Display for GpuSummary<'_> {

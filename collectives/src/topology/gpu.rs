@@ -203,7 +203,6 @@ impl From<&nvml::Far> for NvLinkEnd {
     }
 }
 
-/// The distance of two GPUs with this common ancestor.
 fn distance(ancestor: nvml::Ancestor) -> Distance {
     match ancestor {
         nvml::Ancestor::Board | nvml::Ancestor::Switch | nvml::Ancestor::Switches => Distance::Switch,

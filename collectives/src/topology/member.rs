@@ -3,7 +3,6 @@
 use super::{Gpu, GpuPeer, Location, NvLinkEnd, NvLinkGroup};
 use crate::bootstrap::{Reader, put_text};
 
-/// First byte of an encoding.
 const VERSION: u8 = 1;
 /// Maximum lengths in bytes: of host names (DNS), PCI addresses, and UUIDs.
 const MAX_HOST: usize = 255;

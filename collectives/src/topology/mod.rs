@@ -199,7 +199,6 @@ impl Host {
 }
 
 impl fmt::Display for Host {
-    /// The text form.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         draw::host(self, f)
     }

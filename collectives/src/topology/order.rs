@@ -63,13 +63,14 @@ fn by_nvlink(ranks: &mut Vec<usize>, members: &[Member], closed: bool) {
     }
 }
 
-/// The relation of two ranks of a host.
 enum PairWeight {
-    /// They share a GPU.
     OneGpu,
     /// The weight of their NVLink connection, and of their PCIe proximity: less than
     /// [`NVLINK_WEIGHT`].
-    Two { nvlink: u64, near: u64 },
+    Two {
+        nvlink: u64,
+        near: u64,
+    },
 }
 
 impl PairWeight {

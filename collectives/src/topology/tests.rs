@@ -9,7 +9,6 @@ use crate::types::Rank;
 
 mod gpu;
 
-/// A temporary folder in the format of sysfs.
 struct FakeSysfs(PathBuf);
 
 impl FakeSysfs {
@@ -64,7 +63,8 @@ impl Drop for FakeSysfs {
     }
 }
 
-/// Two sockets; on the first a switch with a GPU and an adapter, and an adapter elsewhere below the same host bridge; on the second a GPU and an adapter by different bridges.
+/// Two sockets; on the first a switch with a GPU and an adapter, and an adapter elsewhere below the
+/// same host bridge; on the second a GPU and an adapter by different bridges.
 fn server(name: &str) -> FakeSysfs {
     let fake = FakeSysfs::new(name);
     for (node, cpus, distances) in [(0, "0-15", "10 21"), (1, "16-31", "21 10")] {

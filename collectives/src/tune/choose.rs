@@ -10,7 +10,6 @@ use crate::protocol::LineProtocol;
 use crate::simulate::{self, Fabric, Work};
 use crate::types::{DataType, Protocol, Rank};
 
-/// Numbers of channels considered.
 const CHANNELS: [u32; 4] = [1, 2, 4, 8];
 /// Slice lengths considered, besides the whole block.
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];

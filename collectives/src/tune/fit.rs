@@ -65,7 +65,6 @@ impl Messages {
             .clamp(alpha / MIN_ISOLATED_HOP_SHARE, alpha)
     }
 
-    /// Duration of each further hop, with all ranks sending.
     fn alpha(&self) -> f64 {
         ((self.many_ns - self.one_ns) / f64::from(MANY - 1)).clamp(self.one_ns / MIN_HOP_SHARE, self.one_ns)
     }

@@ -30,7 +30,6 @@ fn join(serving: &Serving, rank: u32, ranks: u32) -> Result<Group, BootstrapErro
     Group::join(serving.id(), Rank(rank), ranks, &Options::default())
 }
 
-/// All ranks join, and are connected with each other.
 fn comes_together(serving: &Serving, ranks: u32) {
     let groups = thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)

@@ -15,10 +15,8 @@ use doorbell_collectives::plan::Collective;
 use member::{Member, processes};
 use nix::sys::signal::Signal;
 
-/// Longer than any test step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `each` for all ranks of a group, in a thread each.
 fn with_all<T: Send>(groups: Vec<Group>, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let each = &each;
@@ -30,7 +28,6 @@ fn with_all<T: Send>(groups: Vec<Group>, each: impl Fn(Group) -> T + Sync) -> Ve
     })
 }
 
-/// Polls until the condition holds.
 fn eventually<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {

@@ -15,10 +15,8 @@ use nix::unistd::Pid;
 
 /// Marks a line as a reply, among the test harness's output.
 const ANSWER: &str = "member: ";
-/// Set for processes that are members.
 const ROLE: &str = "DOORBELL_TEST_MEMBER";
 
-/// A process that is a rank; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
     process: Child,
@@ -48,7 +46,6 @@ impl Member {
         writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
     }
 
-    /// The next reply.
     pub(crate) fn read_reply(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -92,7 +89,6 @@ impl Drop for Member {
     }
 }
 
-/// Processes that are the ranks of one group.
 pub(crate) fn processes(ranks: u32) -> Vec<Member> {
     let serving: Serving = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()

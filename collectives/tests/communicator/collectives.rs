@@ -5,21 +5,18 @@ use doorbell_collectives::{Algorithm, PreMulSum, Protocol, Rank, ReduceOp};
 
 use crate::world::{options, ranks};
 
-/// The input of rank `rank`: different for each rank and element.
 pub(crate) fn given(rank: u32, len: usize) -> Vec<i64> {
     (0..len as i64)
         .map(|at| at * 7 + i64::from(rank) * 1000 - 300)
         .collect()
 }
 
-/// The sum of all inputs.
 pub(crate) fn sum(ranks: u32, len: usize) -> Vec<i64> {
     (0..len)
         .map(|at| (0..ranks).map(|rank| given(rank, len)[at]).sum())
         .collect()
 }
 
-/// All inputs, by rank.
 pub(crate) fn all(ranks: u32, len: usize) -> Vec<i64> {
     (0..ranks).flat_map(|rank| given(rank, len)).collect()
 }

@@ -15,12 +15,10 @@ use nix::sys::signal::{Signal, raise};
 
 use crate::world::{options, ranks};
 
-/// Longer than any test step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Lengths: empty, less and more than a fragment, and more than is staged of it.
 const LENGTHS: [usize; 6] = [0, 1, 7, 5000, 70_000, 400_001];
 
-/// The message from rank `from` to rank `to`.
 fn given(from: u32, to: u32, len: usize) -> Vec<i32> {
     (0..len as i32).map(|at| at * 3 + (from * 1000 + to) as i32).collect()
 }
@@ -275,7 +273,6 @@ fn a_missing_rank_is_named() {
     }
 }
 
-/// Set for processes that are ranks.
 const ROLE: &str = "DOORBELL_TEST_MESSAGES";
 const RANKS: u32 = 3;
 
@@ -316,7 +313,6 @@ fn is_a_rank() {
     left.destroy().unwrap();
 }
 
-/// Processes, killed when dropped.
 struct Processes(Vec<Child>);
 
 impl Drop for Processes {

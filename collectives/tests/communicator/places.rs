@@ -33,7 +33,6 @@ fn location_of(gpu: u32) -> Member {
     }
 }
 
-/// Runs `rank` as each of the ranks with these options.
 fn each<R: Send>(all: Vec<Options>, rank: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let groups = Group::local(all.len() as u32).unwrap();
     thread::scope(|scope| {

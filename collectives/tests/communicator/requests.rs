@@ -8,7 +8,6 @@ use doorbell_collectives::{DataType, Options, Rank, ReduceOp};
 
 use crate::world::{options, ranks};
 
-/// Longer than any test step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]

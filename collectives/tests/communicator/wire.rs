@@ -18,7 +18,6 @@ use crate::world;
 const DEVICE: &str = "DOORBELL_COLLECTIVES_DEVICE";
 /// Timeout of an operation on an emulated processor with a packet loss of 2 %.
 const DEADLINE: Duration = Duration::from_secs(40);
-/// The rank that is killed.
 const VICTIM: Rank = Rank(2);
 
 fn open() -> Context {

@@ -23,7 +23,6 @@ pub(crate) fn open() -> Context {
     Library::new(api()).open("soft0").unwrap()
 }
 
-/// Without calibration.
 pub(crate) fn options() -> Options {
     Options {
         calibrate: false,

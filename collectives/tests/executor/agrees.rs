@@ -10,7 +10,6 @@ use crate::world::{Device, World, may_map};
 const ONE: &[Device] = &[Device::Soft(0)];
 const TWO: &[Device] = &[Device::Soft(0), Device::Soft(1)];
 
-/// The memory of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Memory {
     Registered,
@@ -18,7 +17,6 @@ enum Memory {
     InPlace,
 }
 
-/// One operation.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     algorithm: Algorithm,
@@ -30,12 +28,10 @@ struct Case {
     memory: Memory,
 }
 
-/// The element at `index` of `rank`'s input.
 fn given(rank: u32, index: u64) -> i32 {
     (index as i32).wrapping_mul(31).wrapping_add(7 * rank as i32 + 1)
 }
 
-/// The input of rank `rank`.
 fn input(case: &Case, rank: u32, parts: &[Parts]) -> Vec<i32> {
     let p = u64::from(case.ranks);
     let len = match case.collective {

@@ -32,7 +32,6 @@ fn sum(world: &World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, 
     }
 }
 
-/// Drives these ranks until each has failed, and returns why.
 fn fail(world: &mut World, ranks: &[u32]) -> Vec<Failed> {
     let began = Instant::now();
     while !ranks
@@ -54,7 +53,6 @@ fn fail(world: &mut World, ranks: &[u32]) -> Vec<Failed> {
         .collect()
 }
 
-/// The rank that a failure names.
 fn culprit(failed: &Failed) -> Rank {
     match failed {
         Failed::Connection { peer, .. } | Failed::Refused { peer, .. } => *peer,
@@ -191,7 +189,6 @@ fn invalid_operations_are_refused() {
     assert!(error.contains("is for 3 ranks, and there are 2"), "{error}");
 }
 
-/// Descriptors and mappings of this process.
 fn held() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -9,9 +9,7 @@ use crate::failure::{Message, ShrinkMessage};
 
 /// Maximum length of a message of an exchange, in bytes: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// Bytes of a frame besides length and payload: kind, group, number.
 const HEADER: usize = 1 + 8 + 8;
-/// Maximum length of a frame, without its length field.
 const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 
 /// Receive buffer that a connection retains, in bytes.
@@ -33,7 +31,6 @@ impl GroupId {
     };
 }
 
-/// A frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Frame {
     /// To a member of a group: this member's part of exchange `number`.
@@ -53,7 +50,6 @@ pub(crate) enum Frame {
 }
 
 impl Frame {
-    /// Appends the frame to the output.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let start = to.len();
         to.extend_from_slice(&[0; 4]);
@@ -122,7 +118,6 @@ pub(crate) struct Inbound {
 }
 
 impl Inbound {
-    /// Adds received bytes.
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);

@@ -16,7 +16,6 @@ use crate::bootstrap::listener::poll_timeout;
 
 /// Time that a closing mesh tries to send goodbye to peers that do not read.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Bytes of one read.
 const READ_CHUNK: usize = 64 << 10;
 /// Reads from one peer before the next peer is served (round-robin).
 const READS_PER_PEER: usize = 16;
@@ -39,14 +38,12 @@ fn describe_end(error: &io::Error) -> String {
     }
 }
 
-/// A peer's connection.
 #[derive(Debug)]
 struct PeerStream {
     stream: TcpStream,
     inbound: Inbound,
 }
 
-/// The mesh I/O thread.
 #[derive(Debug)]
 pub(super) struct IoThread {
     shared: Arc<Shared>,
@@ -82,7 +79,6 @@ impl IoThread {
         })
     }
 
-    /// Runs until the mesh closes.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -111,7 +107,6 @@ impl IoThread {
         self.shutdown();
     }
 
-    /// Peers with queued output.
     fn peers_with_output(&self, state: &State) -> Vec<bool> {
         state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
     }
@@ -157,7 +152,6 @@ impl IoThread {
         ready
     }
 
-    /// Reads from a peer. Returns how its connection ended, if it did.
     fn read_peer(&mut self, peer: usize) -> Option<String> {
         let link = self.links[peer].as_mut()?;
         for _ in 0..READS_PER_PEER {
@@ -229,7 +223,6 @@ impl IoThread {
         }
     }
 
-    /// Sends goodbye and closes all connections.
     fn shutdown(mut self) {
         let shared = Arc::clone(&self.shared);
         let deadline = Instant::now() + GOODBYE_TIMEOUT;

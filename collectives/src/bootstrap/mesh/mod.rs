@@ -30,7 +30,6 @@ use crate::failure::{
 };
 use crate::types::Rank;
 
-/// The connections and their I/O thread.
 #[derive(Debug)]
 struct Mesh {
     shared: Arc<Shared>,
@@ -85,7 +84,6 @@ impl ControlMesh {
         Ok(Self::of(mesh, id, rank, members, mesh_ranks))
     }
 
-    /// A group that is open.
     fn of(mesh: Arc<Mesh>, id: GroupId, rank: Rank, members: Arc<[Member]>, mesh_ranks: Arc<[u32]>) -> Self {
         let monitor = mesh
             .shared

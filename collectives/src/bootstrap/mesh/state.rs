@@ -20,7 +20,6 @@ use crate::types::Rank;
 /// rank's next message before it can send another.
 const MAX_UNREAD: usize = 4;
 
-/// State of a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerState {
     Connected,
@@ -37,7 +36,6 @@ pub(super) struct Peer {
     pub(super) out: Vec<u8>,
 }
 
-/// A group, as one of its members sees it.
 #[derive(Debug)]
 struct GroupState {
     rank: Rank,
@@ -54,24 +52,19 @@ struct GroupState {
 pub(super) struct State {
     /// The mesh's eventfd, for engines that report.
     wakeup: Arc<EventFd>,
-    /// This process.
     mesh_rank: u32,
     pub(super) peers: Vec<Peer>,
     groups: BTreeMap<GroupId, GroupState>,
     /// Committed shrink agreements, for members that missed the commit.
     committed: BTreeMap<GroupId, Proposal>,
-    /// Groups that this process has created.
     groups_created: u32,
     pub(super) closing: bool,
 }
 
-/// The state and its condition variable.
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Notified after input and after the loss of a peer.
     pub(super) changed: Condvar,
-    /// Written when output is queued.
     pub(super) wakeup: Arc<EventFd>,
 }
 
@@ -104,13 +97,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a change, at most `timeout`.
     pub(super) fn wait<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
         let woken = self.changed.wait_timeout(state, timeout);
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes the I/O thread.
     pub(super) fn wake(&self) {
         // Fails only if the counter is full, and then the thread is awake.
         let _ = self.wakeup.write(1);
@@ -118,7 +109,6 @@ impl Shared {
 }
 
 impl State {
-    /// A unique group id.
     pub(super) fn number(&mut self) -> GroupId {
         self.groups_created += 1;
         GroupId {
@@ -152,7 +142,6 @@ impl State {
         }
     }
 
-    /// Closes a group and informs its members.
     pub(super) fn close(&mut self, id: GroupId) {
         if let Some(group) = self.groups.remove(&id) {
             if group.agreement.outcome().is_none()
@@ -173,7 +162,6 @@ impl State {
         }
     }
 
-    /// Queues a frame for a peer that is connected.
     pub(super) fn send(&mut self, to: u32, frame: &Frame) {
         let peer = &mut self.peers[to as usize];
         if peer.state == PeerState::Connected {
@@ -181,7 +169,6 @@ impl State {
         }
     }
 
-    /// Processes a frame from a peer.
     pub(super) fn receive(&mut self, from: u32, frame: Frame) -> Result<(), &'static str> {
         let id = match &frame {
             Frame::Message { group, .. }
@@ -236,7 +223,6 @@ impl State {
         }
     }
 
-    /// A peer's connection has ended.
     pub(super) fn connection_lost(&mut self, mesh_rank: u32, how: &str) {
         let peer = &mut self.peers[mesh_rank as usize];
         peer.out = Vec::new();
@@ -274,17 +260,14 @@ impl State {
         }
     }
 
-    /// The failure detector of a group.
     pub(super) fn detector(&self, id: GroupId) -> Option<&FailureDetector> {
         self.groups.get(&id).map(|group| &group.detector)
     }
 
-    /// The result of the shrink agreement of a group.
     pub(super) fn outcome(&self, id: GroupId) -> Option<&Outcome> {
         self.groups.get(&id)?.agreement.outcome()
     }
 
-    /// Runs an action of a group's failure detector and sends its messages.
     pub(super) fn with_detector(
         &mut self,
         id: GroupId,
@@ -357,7 +340,6 @@ impl State {
         }
     }
 
-    /// The next timer.
     pub(super) fn due(&self) -> Option<Instant> {
         let dues = self
             .groups

@@ -140,7 +140,8 @@ fn without_overheads_the_formulas_are_the_textbooks() {
             u64::MAX,
             15.0 * alpha + share,
         ),
-        // Cut into c slices, a chain of p ranks takes (p − 2 + c)·(nβ/c) and the latencies of its hops.
+        // Cut into c slices, a chain of p ranks takes (p − 2 + c)·(nβ/c) and the latencies of its
+        // hops.
         (
             Algorithm::Ring,
             Collective::Broadcast,

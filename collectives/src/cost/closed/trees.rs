@@ -9,18 +9,14 @@ use crate::plan::Collective;
 struct Arrival {
     /// When all data has arrived and is reduced.
     path: f64,
-    /// When the link is free.
     wire_free: f64,
 }
 
-/// The message of a subtree of so many members.
 #[derive(Clone, Copy)]
 enum Message {
-    /// The same length for all.
     Same(f64),
     /// A contribution of this length; a partial result, if there are members below.
     Partial(f64, f64),
-    /// This length per member.
     Parts(f64),
 }
 
@@ -47,7 +43,6 @@ fn subtrees(size: u32) -> impl DoubleEndedIterator<Item = u32> {
 }
 
 impl Rates {
-    /// A binomial tree.
     pub(super) fn tree(&self, collective: Collective, ranks: u32, n: f64) -> Slice {
         let part = n / f64::from(ranks);
         let levels = subtrees(ranks).count() as f64;

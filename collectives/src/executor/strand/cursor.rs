@@ -5,7 +5,6 @@ use crate::executor::program::Instruction;
 use crate::kernel::Function;
 use crate::plan::Span;
 
-/// The progress of a step in its message.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct MessageCursor {
     pub(super) piece: u32,
@@ -13,7 +12,6 @@ pub(super) struct MessageCursor {
     pub(super) at: u64,
 }
 
-/// A part of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragment {
     pub(super) piece: u32,
@@ -57,7 +55,6 @@ pub(super) fn next_fragment(
     None
 }
 
-/// Advances past a fragment.
 pub(super) fn advance(cursor: &mut MessageCursor, fragment: Fragment) {
     if fragment.len == 0 {
         cursor.piece += 1;

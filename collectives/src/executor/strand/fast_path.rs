@@ -20,14 +20,12 @@ use crate::plan::{Form, Place, Span, Step};
 use crate::protocol::{EAGER_SLOTS, LineProtocol};
 use crate::types::Rank;
 
-/// A byte of a memory.
 #[derive(Clone, Copy, Debug)]
 struct MemoryRef {
     place: Place,
     at: usize,
 }
 
-/// A precomputed action.
 #[derive(Debug)]
 enum Action {
     Send {
@@ -185,7 +183,6 @@ impl FastPath {
     }
 }
 
-/// A transport of one-slot messages.
 trait SlotProtocol {
     /// Sends a message; false if it would block.
     ///

@@ -140,7 +140,6 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Whether a peer's lengths are missing.
     #[inline]
     pub(super) fn awaits_lengths_from(&self, peer: Rank) -> bool {
         !self.awaited_lengths.is_empty() && self.awaited_lengths.iter().any(|lengths| lengths.peer == peer)

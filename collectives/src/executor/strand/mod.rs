@@ -27,18 +27,15 @@ use crate::plan::{Form, Place, Span, Step};
 use crate::protocol::LineProtocol;
 use crate::types::Rank;
 
-/// A send that has not left.
 const NOT_SENT: u64 = u64::MAX;
 
 /// A position in a runner's slices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 struct Position {
-    /// The slice: index among those of the runner.
     slice_index: u32,
     step: u32,
 }
 
-/// A send in flight.
 #[derive(Clone, Copy, Debug)]
 struct PendingSend {
     at: Position,
@@ -48,14 +45,11 @@ struct PendingSend {
     last: u64,
 }
 
-/// The result of driving a strand runner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DriveResult {
     /// It made progress and waits now.
     Moved,
-    /// It waits.
     Idle,
-    /// It is done with the operation.
     Done,
 }
 
@@ -65,11 +59,9 @@ pub(super) struct StrandRunner {
     pub(super) channel: u32,
     pub(super) strand: u32,
     pub(super) rail: usize,
-    /// The current or next operation.
     pub(super) next: u64,
     running: bool,
     execution: Position,
-    /// The next action of a fast path.
     next_action: usize,
     /// Control writes are queued that did not fit in the send queue.
     control_writes_pending: bool,
@@ -96,7 +88,6 @@ pub(super) struct StrandRunner {
     send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
     /// Buffer for unpacked LL and LL128 messages.
     lines: Vec<u64>,
-    /// Operands of a reduction, kept for their allocation.
     operands: Vec<(Form, *const u8)>,
 }
 
@@ -120,12 +111,10 @@ fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
         })
 }
 
-/// Flushes control writes to all ranks.
 fn flush_control_writes(links: &mut [Option<Link>]) -> Result<(), Failed> {
     links.iter_mut().flatten().try_for_each(Link::flush_control_writes)
 }
 
-/// Whether so many requests to a rank have completed.
 fn has_confirmed(links: &[Option<Link>], to: Rank, requests: u64) -> bool {
     links[to.index()]
         .as_ref()
@@ -252,7 +241,6 @@ impl StrandRunner {
         Ok(if moved { DriveResult::Moved } else { DriveResult::Idle })
     }
 
-    /// The runner's number of slices.
     fn slice_count(&self, op: &ActiveOperation) -> u32 {
         let slices = op.ready.layout.extent.slices;
         (slices - self.channel.min(slices)).div_ceil(op.channels)
@@ -418,7 +406,6 @@ impl StrandRunner {
         of == into || alike && start(send, of, sent) == start(step, into, slice_index)
     }
 
-    /// The first byte of a memory.
     fn place_start(&self, op: &ActiveOperation, place: Place) -> *mut u8 {
         let scratch_memory = || {
             self.scratch_memory
@@ -445,7 +432,6 @@ impl StrandRunner {
         }
     }
 
-    /// Whether execution is past a step.
     fn has_passed(&self, edge: Option<StepRef>, slice_index: u32) -> bool {
         let Some(edge) = edge else { return true };
         if edge.slices_back > slice_index {
@@ -506,7 +492,6 @@ impl StrandRunner {
         Ok(moved)
     }
 
-    /// Reduces spans of this rank.
     fn reduce(&mut self, op: &ActiveOperation, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
         let mut operands = core::mem::take(&mut self.operands);
         for (piece, &(first, blocks)) in (0..).zip(&instruction.pieces) {
@@ -542,7 +527,6 @@ impl StrandRunner {
         self.operands = operands;
     }
 
-    /// Copies a span of this rank.
     fn copy(&self, op: &ActiveOperation, instruction: &Instruction, from: Span, into: Span, slice: u32) {
         for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
             let run = op.ready.layout.run(into.place, into.first + first, blocks, slice);

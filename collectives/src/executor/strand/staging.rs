@@ -4,10 +4,8 @@ use doorbell_verbs::{MemoryError, ProtectionDomain};
 
 use crate::memory::Segment;
 
-/// Number of slots.
 pub(super) const STAGING_SLOTS: u64 = 4;
 
-/// Slots of one length, used round-robin.
 #[derive(Default)]
 pub(super) struct StagingSlots {
     pub(super) memory: Option<Segment>,

@@ -48,7 +48,8 @@ impl Layout {
             let mut from = Memory::new(&data, random.below(64));
             let mut slot = Memory::new(&vec![0xee; (self.slot_bytes)(bytes)], 8 * random.below(8));
             let mut into = Memory::new(&vec![0; bytes + 8], random.below(64));
-            // SAFETY: the memories are as long as the contract says, and the slot is aligned to 8 bytes.
+            // SAFETY: the memories are as long as the contract says, and the slot is aligned to 8
+            // bytes.
             unsafe {
                 (self.pack)(0x1234_5678, from.at(), bytes, slot.at());
                 assert!(
@@ -144,7 +145,8 @@ fn a_message_is_received_complete_while_it_is_written() {
             });
             for round in 1..=rounds {
                 let mut into = [0; BYTES];
-                // SAFETY: the slot is written by atomic stores single; `into` is as long as the message.
+                // SAFETY: the slot is written by atomic stores single; `into` is as long as the
+                // message.
                 while !unsafe { (layout.try_unpack)(round, slot.as_ptr().cast(), BYTES, into.as_mut_ptr()) } {
                     std::thread::yield_now();
                 }

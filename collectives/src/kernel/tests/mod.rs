@@ -26,12 +26,10 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Less than `bound`.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// From −1 to 1.
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
@@ -63,7 +61,6 @@ impl Memory {
         self.base.wrapping_add(self.offset)
     }
 
-    /// The `len` bytes from the beginning.
     pub(super) fn content(&self, len: usize) -> &[u8] {
         assert!(self.offset + len <= self.layout.size());
         // SAFETY: within the allocation, which is initialised; it is not written while borrowed.

@@ -7,13 +7,11 @@ use crate::kernel::{Function, Scalar};
 use crate::plan::Form::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
-/// Around the lengths of vectors and blocks.
 const SHORT: &[usize] = if cfg!(miri) {
     &[17]
 } else {
     &[0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 200]
 };
-/// Around the lengths of tiles.
 const LONG: &[usize] = &[513, 1024, 1025, 4097];
 
 /// `elements` in a form: random bits, or every second time numbers in the middle of the type's

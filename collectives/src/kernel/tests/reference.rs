@@ -13,7 +13,8 @@ fn power_of_two(power: i32) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
 
-/// The value of a code of a float of 8 bits with `fraction` bits of fraction, by its definition; not for infinities and NaNs.
+/// The value of a code of a float of 8 bits with `fraction` bits of fraction, by its definition;
+/// not for infinities and NaNs.
 pub(super) fn f8_value(code: u8, fraction: u32, bias: i32) -> f64 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::from((code & 0x7f) >> fraction);
@@ -25,7 +26,6 @@ pub(super) fn f8_value(code: u8, fraction: u32, bias: i32) -> f64 {
     }
 }
 
-/// The values of all codes without a sign, of E4M3 and of E5M2.
 static F8_VALUES: LazyLock<[[f64; 128]; 2]> = LazyLock::new(|| {
     [(3, 7), (2, 15)].map(|(fraction, bias)| core::array::from_fn(|code| f8_value(code as u8, fraction, bias)))
 });
@@ -51,7 +51,6 @@ pub(super) fn f8_code(data: DataType, value: f32) -> u8 {
     nearest as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// The value of a code.
 fn f8_decode(data: DataType, code: u8) -> f32 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     match (data, code & 0x7f) {

@@ -103,7 +103,6 @@ fn another_form() {
     assert!(damaged > 100, "{damaged}");
 }
 
-/// A span that a step reads.
 fn read(step: &mut Step) -> Option<&mut Span> {
     match step {
         Step::Send { span, .. } => Some(span),
@@ -114,7 +113,6 @@ fn read(step: &mut Step) -> Option<&mut Span> {
     }
 }
 
-/// The span that a step writes.
 fn written(step: &mut Step) -> Option<&mut Span> {
     match step {
         Step::Recv { into, .. }

@@ -64,15 +64,12 @@ impl Rules {
     };
 }
 
-/// A message that was begun.
 struct Message {
     to: Rank,
     span: Span,
-    /// The sender's cells that it has not left.
     cells: Vec<usize>,
 }
 
-/// Index of a message.
 type Number = usize;
 
 /// The next receive of a strand.
@@ -80,7 +77,6 @@ struct Receive {
     strand: u32,
     rank: Rank,
     message: Number,
-    /// Whether it goes straight to its destination.
     direct: bool,
     span: Span,
     cells: Vec<usize>,
@@ -97,9 +93,7 @@ pub(super) struct Run<'a> {
     queues: HashMap<(u32, Rank, Rank), VecDeque<Number>>,
     /// By rank and cell: the messages that have not left it.
     pending: Vec<HashMap<usize, Vec<Number>>>,
-    /// By strand and rank.
     strand_states: Vec<StrandState>,
-    /// Whether there was progress in this round.
     moved: bool,
 }
 
@@ -230,7 +224,6 @@ impl<'a> Run<'a> {
         self.queues.entry((strand, rank, to)).or_default().push_back(number);
     }
 
-    /// A message has left its sender's memory.
     fn leave(&mut self, from: Rank, number: Number) {
         for cell in std::mem::take(&mut self.messages[number].cells) {
             self.moved = true;
@@ -331,7 +324,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A message has arrived completely.
     fn end(&mut self, receive: &Receive) {
         let Receive {
             strand, rank, message, ..

@@ -6,10 +6,8 @@ use super::Fault;
 use crate::plan::{Place, Program, Shape, Shared, Span};
 use crate::types::Rank;
 
-/// A set of ranks.
 pub(super) type RankSet = Rc<[u64]>;
 
-/// The content of a block.
 #[derive(Clone)]
 pub(super) struct Value {
     /// The data block.
@@ -18,7 +16,6 @@ pub(super) struct Value {
     pub(super) part: Part,
 }
 
-/// The contributions of a value.
 #[derive(Clone)]
 pub(super) enum Part {
     /// One rank's input.
@@ -43,7 +40,6 @@ impl Accumulation {
         }
     }
 
-    /// Adds `value`.
     pub(super) fn add(&mut self, value: &Value) -> Result<(), Fault> {
         let data = *self.data.get_or_insert(value.data);
         if data != value.data {
@@ -103,31 +99,25 @@ pub(super) fn missing(set: &[u64], ranks: u32) -> Option<Rank> {
 
 struct Cell {
     value: Option<Value>,
-    /// The data block whose length it has.
     length_of: u32,
     /// Messages that have not left it, and the receiver of the last one.
     pending: u32,
     pending_receiver: Rank,
-    /// Strands that read it: the first, and another one.
     readers: [Option<u32>; 2],
-    /// The strand that writes it.
     writer: Option<u32>,
     /// The last step that wrote it, and the index of the block in that step.
     stamp: (u64, u32),
 }
 
-/// A rank's memory.
 pub(super) struct Memory {
     cells: Vec<Cell>,
     /// The first cell of each memory, and the end of the last one.
     bases: [usize; 5],
     shared: Option<Shared>,
-    /// Counts writing steps.
     stamp: u64,
 }
 
 impl Memory {
-    /// `rank`'s memory before the first step.
     pub(super) fn new(shape: &Shape, rank: Rank, program: &Program, in_place: bool) -> Self {
         let (input, output) = (shape.input(rank), shape.output(rank));
         let mut bases = [0; 5];
@@ -173,7 +163,6 @@ impl Memory {
         }
     }
 
-    /// The cell of a block.
     fn cell(&self, place: Place, block: u32) -> Result<usize, Fault> {
         let (base, end) = (self.bases[place as usize], self.bases[place as usize + 1]);
         if block as usize >= end - base {
@@ -190,7 +179,6 @@ impl Memory {
         }
     }
 
-    /// The cells of a span.
     pub(super) fn cells(&self, span: Span) -> Result<Vec<usize>, Fault> {
         let end = span.first.checked_add(span.blocks).ok_or(Fault::NoBlock {
             place: span.place,
@@ -250,7 +238,6 @@ impl Memory {
         }
     }
 
-    /// Writes `values` to `cells`, those of `into`, in `strand`.
     pub(super) fn write(
         &mut self,
         shape: &Shape,
@@ -317,7 +304,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Checks the content of the output.
     pub(super) fn output(&self, shape: &Shape, rank: Rank) -> Result<(), Fault> {
         let place = Place::Output;
         for (block, expected) in (0..).zip(shape.output(rank)) {

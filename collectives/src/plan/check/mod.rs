@@ -71,7 +71,6 @@ pub fn prove(plan: &Plan) -> Result<Proof, Flaw> {
     Ok(proof)
 }
 
-/// Whether the shape is valid.
 fn shape(shape: &Shape) -> Result<(), Fault> {
     let ranks = shape.order.len();
     if ranks == 0 {
@@ -101,17 +100,14 @@ fn shape(shape: &Shape) -> Result<(), Fault> {
     }
 }
 
-/// A message in flight.
 struct Message {
     form: Form,
     values: Vec<Value>,
-    /// The sender's cells that it has not left.
     pending: Vec<usize>,
     /// Of a barrier: the ranks known to have entered.
     entered: Box<[u64]>,
 }
 
-/// The messages of a strand between two ranks.
 #[derive(Default)]
 struct Queue {
     /// By message: the sending step.
@@ -119,34 +115,28 @@ struct Queue {
     /// By message: the receiving step, and if that reduces, the step from which on the message is
     /// staged: the one after the previous receive.
     receives: Vec<(u32, Option<u32>)>,
-    /// Messages sent.
     sent: usize,
     in_flight: Option<Message>,
 }
 
-/// State of a strand of a rank.
 #[derive(Clone, Copy)]
 struct StrandState {
     next: u32,
     waits: Option<(Rank, Why)>,
-    /// Whether it is in the ready list.
     is_ready: bool,
 }
 
-/// The result of a step.
 enum Outcome {
     Done,
     Waits(Rank, Why),
 }
 
-/// A plan being executed.
 struct Run<'a> {
     plan: &'a Plan,
     in_place: bool,
     ranks: u32,
     memories: Vec<Memory>,
     queues: HashMap<(u32, Rank, Rank), Queue>,
-    /// By strand and rank.
     strand_states: Vec<StrandState>,
     /// Strands that may be able to continue.
     ready: Vec<(u32, Rank)>,
@@ -214,7 +204,6 @@ impl<'a> Run<'a> {
         strand as usize * self.ranks as usize + rank.index()
     }
 
-    /// Adds a strand to the ready list.
     fn wake(&mut self, strand: u32, rank: Rank) {
         let at = self.strand_state(strand, rank);
         if !std::mem::replace(&mut self.strand_states[at].is_ready, true) {
@@ -389,8 +378,6 @@ impl<'a> Run<'a> {
         Ok(Ok(message))
     }
 
-    /// After the receipt of a message from `from`: it may send the next; and the message for the
-    /// next receive, if that reduces, leaves its sender's memory.
     fn received(&mut self, strand: u32, rank: Rank, from: Rank) {
         self.wake(strand, from);
         let steps = &self.plan.programs[rank.index()].strands[strand as usize];
@@ -407,7 +394,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reduces `operands`, whose memory cells are `sources`, into `cells`, those of `into`.
     fn reduce(
         &mut self,
         strand: u32,

@@ -4,13 +4,11 @@ use super::{At, Fault, Flaw, Wait, Why, prove};
 use crate::plan::{Collective, Form, Place, Plan};
 use crate::types::Rank;
 
-/// The flaw of the plan in `text`.
 fn flaw(text: &str) -> Flaw {
     let plan: Plan = text.parse().expect("a plan");
     prove(&plan).expect_err("a flaw")
 }
 
-/// The position of a step.
 fn at(rank: u32, strand: u32, step: u32) -> At {
     At::Step {
         rank: Rank(rank),

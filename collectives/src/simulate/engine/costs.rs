@@ -4,7 +4,6 @@ use crate::cost::{DataMover, MessageCost};
 use crate::simulate::Time;
 use crate::types::Protocol;
 
-/// Cost of a link, ps.
 #[derive(Clone, Copy)]
 pub(super) struct LinkCosts {
     pub(super) send: f64,

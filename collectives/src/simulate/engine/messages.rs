@@ -8,7 +8,6 @@ use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
 impl Simulation<'_> {
-    /// Grants the next `more` messages of an operation.
     pub(super) fn grant(&mut self, id: usize, now: u64, more: u64) {
         let thread = &self.threads[id];
         let (rank, each) = (thread.rank, thread.senders.len() as u64);
@@ -28,7 +27,6 @@ impl Simulation<'_> {
         self.threads[id].granted = last;
     }
 
-    /// The thread of `from` that sends to a thread.
     fn sender_of(&self, id: usize, from: Rank) -> usize {
         match self.scope {
             Scope::All => from.index() * self.connections as usize + id % self.connections as usize,
@@ -81,7 +79,6 @@ impl Simulation<'_> {
         lines.map_or(1.0, |lines| (bytes / lines.capacity() as f64).ceil().max(1.0))
     }
 
-    /// Receives a message that has arrived.
     pub(super) fn receive(&mut self, id: usize, awaited: PendingReceive, now: u64) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(awaited.from.0, rank);
@@ -145,7 +142,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends a message; returns when the sender can continue.
     pub(super) fn send(&mut self, id: usize, now: u64, to: Rank, bytes: f64, forwarded: bool) -> u64 {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);

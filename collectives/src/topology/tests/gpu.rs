@@ -70,7 +70,6 @@ fn dgx1() -> Machine {
     machine(8, |one, two| DGX1[one][two], 0)
 }
 
-/// A host with only these GPUs.
 fn host(machine: &Machine) -> Host {
     let mut host = Host {
         name: "h0".to_owned(),
@@ -82,7 +81,6 @@ fn host(machine: &Machine) -> Host {
     host
 }
 
-/// A rank for each GPU, in order.
 fn members(machine: &Machine, name: &str) -> Vec<Member> {
     let host = Host {
         name: name.to_owned(),
@@ -100,7 +98,6 @@ fn ranks(order: Vec<Rank>) -> Vec<usize> {
     order.into_iter().map(Rank::index).collect()
 }
 
-/// A pseudo-random generator.
 fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
     move |below| {

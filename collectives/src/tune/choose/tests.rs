@@ -20,7 +20,6 @@ fn order(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
 }
 
-/// Each rank on a host of its own.
 fn apart(tuner: &Tuner, question: &Question, ranks: u32) -> Decision {
     tuner
         .choose(question, &(0..ranks).collect::<Vec<_>>(), &order(ranks))
