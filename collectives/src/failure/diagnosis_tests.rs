@@ -125,7 +125,7 @@ fn exchanges(peer: u32) -> MemberStatus {
     })
 }
 
-/// A member between operations that says so.
+/// A member between operations that reports no waits.
 fn rests(finished: u64) -> MemberStatus {
     let MemberStatus::Reported(report) = idles(finished) else {
         unreachable!()
@@ -296,7 +296,7 @@ fn one_failed_queue_pair_names_both_ends() {
     assert!(matches!(cause(&members), Some(Cause::Died { rank: Rank(1), .. })));
 }
 
-/// The same member, which has tried its links and reachable these.
+/// The same member after a link test that reached these.
 fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
     let MemberStatus::Reported(report) = member else {
         unreachable!()
@@ -305,7 +305,7 @@ fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
     MemberStatus::Reported(Report { reachable, ..report })
 }
 
-/// Who reachable whom.
+/// Whether one rank reaches another.
 type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
 /// A single link shows that something is cut: whichever end noticed it, the reachability reported
