@@ -1,7 +1,7 @@
-//! Members that are stuck for a known reason: it has to be found.
+//! Members that are stalled for a known reason, which the diagnosis has to find.
 
 use super::*;
-use crate::failure::watch::{MESSAGES, Wait};
+use crate::failure::monitor::{MESSAGES, Wait};
 
 fn wait(peer: u32, step: u32, awaited: Awaited) -> Wait {
     Wait {
@@ -15,9 +15,8 @@ fn wait(peer: u32, step: u32, awaited: Awaited) -> Wait {
     }
 }
 
-/// A member in the middle of operation 7.
-fn waits(waits: Vec<Wait>) -> Testimony {
-    Testimony::Says(Report {
+fn waits(waits: Vec<Wait>) -> MemberStatus {
+    MemberStatus::Reported(Report {
         begun: 7,
         finished: 6,
         pending: vec![Some(Collective::AllReduce)],
@@ -26,9 +25,8 @@ fn waits(waits: Vec<Wait>) -> Testimony {
     })
 }
 
-/// A member that is between operations.
-fn idles(finished: u64) -> Testimony {
-    Testimony::Says(Report {
+fn idles(finished: u64) -> MemberStatus {
+    MemberStatus::Reported(Report {
         begun: finished,
         finished,
         pending: Vec::new(),
@@ -37,28 +35,25 @@ fn idles(finished: u64) -> Testimony {
     })
 }
 
-fn cause(members: &[Testimony]) -> Option<Cause> {
-    judge(members).map(|verdict| verdict.cause)
+fn cause(members: &[MemberStatus]) -> Option<Cause> {
+    diagnose(members).map(|verdict| verdict.cause)
 }
 
-/// What befalls a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Dead,
     Stopped,
     Left,
-    /// It does not begin.
     Absent,
-    /// Nobody drives it any more.
     Idle,
-    /// What it sends is lost on the way, and nobody is told.
+    /// Its messages are lost silently.
     Lost,
-    /// Its queue pairs fail.
     CutOff,
 }
 
-/// Runs the steps of a ring until nothing moves: at each step a rank sends to the next one and receives from the one before. `culprit` has its fault when it comes to step `at`.
-fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<Testimony> {
+/// Runs the steps of a ring until nothing moves: at each step a rank sends to the next one and
+/// receives from the one before. `culprit` has its fault at step `at`.
+fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<MemberStatus> {
     let steps = 2 * (ranks - 1);
     let mut done = vec![0; ranks as usize];
     let faulty = |rank: u32, done: u32| rank == culprit && done >= at;
@@ -83,20 +78,20 @@ fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<Testimony> {
         let message = wait(before, reached, Awaited::Message);
         if faulty(rank, reached) {
             match fault {
-                Fault::Dead => return Testimony::Dead("it closed".into()),
-                Fault::Stopped => return Testimony::Silent,
-                Fault::Left => return Testimony::Left,
+                Fault::Dead => return MemberStatus::Dead("it closed".into()),
+                Fault::Stopped => return MemberStatus::Unresponsive,
+                Fault::Left => return MemberStatus::Left,
                 Fault::Absent => return idles(6),
                 Fault::Idle => {
-                    let Testimony::Says(report) = waits(Vec::new()) else {
+                    let MemberStatus::Reported(report) = waits(Vec::new()) else {
                         unreachable!()
                     };
-                    return Testimony::Says(Report { waits: None, ..report });
+                    return MemberStatus::Reported(Report { waits: None, ..report });
                 }
                 Fault::CutOff => {
                     return waits(vec![
-                        wait(before, reached, Awaited::Nothing),
-                        wait(after, reached, Awaited::Nothing),
+                        wait(before, reached, Awaited::QueuePairFailed),
+                        wait(after, reached, Awaited::QueuePairFailed),
                     ]);
                 }
                 Fault::Lost => {}
@@ -107,7 +102,7 @@ fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<Testimony> {
         }
         let broken = fault == Fault::CutOff && faulty(culprit, done[culprit as usize]) && after == culprit;
         waits(if broken {
-            vec![message, wait(after, reached, Awaited::Nothing)]
+            vec![message, wait(after, reached, Awaited::QueuePairFailed)]
         } else {
             vec![message]
         })
@@ -116,32 +111,33 @@ fn ring(ranks: u32, culprit: u32, at: u32, fault: Fault) -> Vec<Testimony> {
 }
 
 /// A member between operations that waits in a message for another.
-fn exchanges(peer: u32) -> Testimony {
+fn exchanges(peer: u32) -> MemberStatus {
     let message = Wait {
         operation: MESSAGES | 3,
         ..wait(peer, 0, Awaited::Message)
     };
-    let Testimony::Says(report) = idles(6) else {
+    let MemberStatus::Reported(report) = idles(6) else {
         unreachable!()
     };
-    Testimony::Says(Report {
+    MemberStatus::Reported(Report {
         waits: Some(vec![message]),
         ..report
     })
 }
 
-/// A member between operations that says so.
-fn rests(finished: u64) -> Testimony {
-    let Testimony::Says(report) = idles(finished) else {
+/// A member between operations that reports no waits.
+fn rests(finished: u64) -> MemberStatus {
+    let MemberStatus::Reported(report) = idles(finished) else {
         unreachable!()
     };
     let waits = Some(Vec::new());
-    Testimony::Says(Report { waits, ..report })
+    MemberStatus::Reported(Report { waits, ..report })
 }
 
-/// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with how many of these a rank has done.
+/// Messages between two ranks lead to who is to blame as operations do, and have nothing to do with
+/// how many of these a rank has done.
 #[test]
-fn who_has_not_come_to_its_end_of_a_message() {
+fn a_missing_end_of_a_message_is_found() {
     let absent = |rank, operation| {
         let rank = Rank(rank);
         Some(Cause::Absent { rank, operation })
@@ -154,13 +150,14 @@ fn who_has_not_come_to_its_end_of_a_message() {
     // One that is kept from an operation by a message is not to blame for it.
     let kept = [exchanges(2), waits(vec![wait(0, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, message));
-    // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the operation.
+    // And the other way round: rank 1 does not come to its message, as rank 2 does not come to the
+    // operation.
     let kept = [exchanges(1), waits(vec![wait(2, 4, Awaited::Message)]), rests(6)];
     assert_eq!(cause(&kept), absent(2, 7));
-    // Rank 1 has begun its end and nobody drives it, or it would say what it waits for.
+    // Rank 1 has begun its end but its engine is not driven, or it would report its wait.
     assert_eq!(cause(&[exchanges(1), idles(6)]), Some(Cause::Idle { rank: Rank(1) }));
     assert_eq!(
-        cause(&[exchanges(1), Testimony::Silent]),
+        cause(&[exchanges(1), MemberStatus::Unresponsive]),
         Some(Cause::Stopped { rank: Rank(1) })
     );
     // Two that wait for each other's messages have lost one.
@@ -200,7 +197,7 @@ fn every_fault_of_a_ring_is_found_at_every_rank_and_step() {
                             from: rank,
                             to: Rank((culprit + 1) % ranks),
                         },
-                        // Between two nobody can say which it is.
+                        // Between two ranks it is undecidable which one it is.
                         Fault::CutOff if ranks == 2 => {
                             assert!(matches!(found, Some(Cause::Broken { .. })), "{found:?}");
                             continue;
@@ -219,13 +216,13 @@ fn every_fault_of_a_ring_is_found_at_every_rank_and_step() {
 }
 
 #[test]
-fn who_is_at_an_earlier_operation_is_followed_to_whom_it_waits_for() {
+fn a_member_at_an_earlier_operation_is_followed_to_its_peer() {
     // 0 waits for 1 in operation 9; 1 is still in 7 and waits for 2, which has not begun it.
     let ninth = Wait {
         operation: 9,
         ..wait(1, 0, Awaited::Message)
     };
-    let zero = Testimony::Says(Report {
+    let zero = MemberStatus::Reported(Report {
         begun: 9,
         finished: 8,
         pending: vec![Some(Collective::Broadcast)],
@@ -241,9 +238,9 @@ fn who_is_at_an_earlier_operation_is_followed_to_whom_it_waits_for() {
 }
 
 #[test]
-fn another_operation_in_the_same_place_is_told_alike_from_both_sides() {
+fn a_mismatch_is_reported_alike_from_both_sides() {
     let gather = |waits| {
-        Testimony::Says(Report {
+        MemberStatus::Reported(Report {
             begun: 7,
             finished: 6,
             pending: vec![Some(Collective::AllGather)],
@@ -267,21 +264,21 @@ fn another_operation_in_the_same_place_is_told_alike_from_both_sides() {
 }
 
 #[test]
-fn who_waits_for_nobody_is_not_to_blame_and_neither_are_the_finished() {
+fn finished_members_are_not_to_blame() {
     assert_eq!(cause(&[idles(7), idles(7), idles(6)]), None);
     assert_eq!(
-        cause(&[idles(7), Testimony::Silent, Testimony::Left]),
+        cause(&[idles(7), MemberStatus::Unresponsive, MemberStatus::Left]),
         None,
-        "nobody needs them"
+        "no member needs them"
     );
-    let busy = [waits(vec![wait(1, 0, Awaited::Room)]), waits(Vec::new())];
+    let busy = [waits(vec![wait(1, 0, Awaited::Credit)]), waits(Vec::new())];
     assert_eq!(cause(&busy), Some(Cause::Slow { rank: Rank(1) }));
 }
 
 #[test]
 fn one_failed_queue_pair_names_both_ends() {
     let members = [
-        waits(vec![wait(1, 2, Awaited::Nothing)]),
+        waits(vec![wait(1, 2, Awaited::QueuePairFailed)]),
         waits(vec![wait(0, 2, Awaited::Message)]),
         idles(7),
     ];
@@ -292,28 +289,29 @@ fn one_failed_queue_pair_names_both_ends() {
     assert_eq!(cause(&members), Some(expected));
     // The process at its other end being dead says more.
     let members = [
-        waits(vec![wait(1, 2, Awaited::Nothing)]),
-        Testimony::Dead(String::new()),
+        waits(vec![wait(1, 2, Awaited::QueuePairFailed)]),
+        MemberStatus::Dead(String::new()),
         idles(7),
     ];
     assert!(matches!(cause(&members), Some(Cause::Died { rank: Rank(1), .. })));
 }
 
-/// The same member, which has tried its links and reaches these.
-fn reaching(member: Testimony, peers: &[u32]) -> Testimony {
-    let Testimony::Says(report) = member else {
+/// The same member after a link test that reached these.
+fn reaching(member: MemberStatus, peers: &[u32]) -> MemberStatus {
+    let MemberStatus::Reported(report) = member else {
         unreachable!()
     };
-    let reaches = Some(peers.iter().copied().map(Rank).collect());
-    Testimony::Says(Report { reaches, ..report })
+    let reachable = Some(peers.iter().copied().map(Rank).collect());
+    MemberStatus::Reported(Report { reachable, ..report })
 }
 
-/// Who reaches whom.
+/// Whether one rank reaches another.
 type Reaches<'a> = &'a dyn Fn(u32, u32) -> bool;
 
-/// A single link shows that something is cut: whichever end noticed it, what the others reach tells whether it is one of the ends, and which, or the link alone.
+/// A single link shows that something is cut: whichever end noticed it, the reachability reported
+/// by the others determines whether it is one of the ends, and which, or the link alone.
 #[test]
-fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
+fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
     const RANKS: u32 = 4;
     for rank in 0..RANKS {
         for peer in (0..RANKS).filter(|peer| *peer != rank) {
@@ -322,7 +320,8 @@ fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
                 rank: Rank(rank),
                 peer: Rank(peer),
             };
-            // Who reaches whom, whether the engine at which the link failed could try its own, and what is to come of it.
+            // Reachability between ranks, whether the engine at which the link failed could try its own,
+            // and what is to come of it.
             let cases: [(Reaches<'_>, bool, Cause); 7] = [
                 (&|from, to| ![from, to].contains(&peer), true, cut_off(peer)),
                 (&|from, to| ![from, to].contains(&rank), true, cut_off(rank)),
@@ -337,9 +336,9 @@ fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
                     true,
                     broken.clone(),
                 ),
-                // Nobody has anything to say.
+                // No member has a wait to report.
                 (&|_, _| false, true, broken.clone()),
-                // It has no connections any more: that nobody reaches it says nothing.
+                // It has no connections any more, so not reaching it proves nothing.
                 (&|from, to| ![from, to].contains(&rank), false, broken.clone()),
                 (
                     &|from, to| ![from, to].contains(&peer) && ![from, to].contains(&rank),
@@ -347,12 +346,12 @@ fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
                     broken,
                 ),
             ];
-            for (case, (reaches, tries, expected)) in cases.into_iter().enumerate() {
+            for (case, (reachable, tries, expected)) in cases.into_iter().enumerate() {
                 let member = |me: u32| {
-                    let peers: Vec<_> = (0..RANKS).filter(|to| *to != me && reaches(me, *to)).collect();
+                    let peers: Vec<_> = (0..RANKS).filter(|to| *to != me && reachable(me, *to)).collect();
                     match me {
-                        _ if me == rank && !tries => waits(vec![wait(peer, 2, Awaited::Nothing)]),
-                        _ if me == rank => reaching(waits(vec![wait(peer, 2, Awaited::Nothing)]), &peers),
+                        _ if me == rank && !tries => waits(vec![wait(peer, 2, Awaited::QueuePairFailed)]),
+                        _ if me == rank => reaching(waits(vec![wait(peer, 2, Awaited::QueuePairFailed)]), &peers),
                         _ => reaching(waits(vec![wait(rank, 2, Awaited::Message)]), &peers),
                     }
                 };
@@ -363,24 +362,24 @@ fn of_a_single_failed_queue_pair_the_end_that_nobody_reaches_is_cut_off() {
     }
 }
 
-/// Every state of three members: whoever is blamed is to blame.
+/// Every state of three members: the blamed member is the culprit.
 #[test]
-fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
+fn the_verdict_names_the_culprit_in_all_states_of_three_members() {
     let states = |me: u32| {
         let others: Vec<u32> = (0..3).filter(|other| *other != me).collect();
         let mut all = vec![
-            Testimony::Dead(String::new()),
-            Testimony::Left,
-            Testimony::Silent,
+            MemberStatus::Dead(String::new()),
+            MemberStatus::Left,
+            MemberStatus::Unresponsive,
             idles(6),
             idles(7),
             waits(Vec::new()),
         ];
         for awaited in [
             Awaited::Message,
-            Awaited::Room,
+            Awaited::Credit,
             Awaited::Acknowledgement,
-            Awaited::Nothing,
+            Awaited::QueuePairFailed,
         ] {
             all.extend(others.iter().map(|other| waits(vec![wait(*other, me, awaited)])));
         }
@@ -389,32 +388,34 @@ fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
         ));
         all
     };
-    let waiting =
-        |member: &Testimony| matches!(member, Testimony::Says(Report { waits: Some(waits), .. }) if !waits.is_empty());
+    let waiting = |member: &MemberStatus| matches!(member, MemberStatus::Reported(Report { waits: Some(waits), .. }) if !waits.is_empty());
     let mut seen = 0;
     for a in states(0) {
         for b in states(1) {
             for c in states(2) {
                 let members = [a.clone(), b.clone(), c.clone()];
-                let verdict = judge(&members);
+                let verdict = diagnose(&members);
                 let someone_waits = members.iter().any(waiting);
-                let someone_is_dead = members.iter().any(|member| matches!(member, Testimony::Dead(_)));
+                let someone_is_dead = members.iter().any(|member| matches!(member, MemberStatus::Dead(_)));
                 assert_eq!(verdict.is_some(), someone_waits || someone_is_dead, "{members:?}");
                 let Some(verdict) = verdict else { continue };
                 seen += 1;
                 let state = &members[verdict.cause.culprit().index()];
                 let right = match &verdict.cause {
-                    Cause::Died { .. } => matches!(state, Testimony::Dead(_)),
-                    Cause::Left { .. } => *state == Testimony::Left,
-                    Cause::Stopped { .. } => *state == Testimony::Silent,
+                    Cause::Died { .. } => matches!(state, MemberStatus::Dead(_)),
+                    Cause::Left { .. } => *state == MemberStatus::Left,
+                    Cause::Stopped { .. } => *state == MemberStatus::Unresponsive,
                     Cause::Absent { .. } => *state == idles(6),
                     Cause::Slow { .. } => *state == waits(Vec::new()),
-                    Cause::CutOff { .. } | Cause::Broken { .. } => matches!(state, Testimony::Says(_)),
+                    Cause::CutOff { .. } | Cause::Broken { .. } => matches!(state, MemberStatus::Reported(_)),
                     Cause::Lost { .. } => {
                         *state == idles(7)
                             || members.iter().all(|member| {
                                 waiting(member)
-                                    || matches!(member, Testimony::Left | Testimony::Silent | Testimony::Says(_))
+                                    || matches!(
+                                        member,
+                                        MemberStatus::Left | MemberStatus::Unresponsive | MemberStatus::Reported(_)
+                                    )
                             })
                     }
                     Cause::Aborted { .. } | Cause::Mismatch { .. } | Cause::Idle { .. } => false,
@@ -433,9 +434,10 @@ fn of_all_states_of_three_members_the_blamed_is_what_the_verdict_says() {
     assert!(seen > 2000, "{seen}");
 }
 
-/// Whichever is heard first: those, too, of a member that was asked twice, and had lost its queue pair in between.
+/// In any order of arrival; also those of a member that was queried twice and lost its queue pair
+/// in between.
 #[test]
-fn of_any_two_verdicts_all_members_take_the_same() {
+fn all_members_choose_the_same_of_two_verdicts() {
     let verdict = |awaited, kind| Verdict {
         cause: Cause::Stopped { rank: Rank(0) },
         stuck: Some(Stuck {
@@ -446,9 +448,9 @@ fn of_any_two_verdicts_all_members_take_the_same() {
     };
     let awaited = [
         Awaited::Message,
-        Awaited::Room,
+        Awaited::Credit,
         Awaited::Acknowledgement,
-        Awaited::Nothing,
+        Awaited::QueuePairFailed,
     ];
     let kinds = [None, Some(Collective::AllReduce), Some(Collective::Barrier)];
     let all: Vec<_> = awaited
@@ -457,10 +459,7 @@ fn of_any_two_verdicts_all_members_take_the_same() {
         .collect();
     for one in &all {
         for other in &all {
-            assert_eq!(
-                one.clone().weightier(other.clone()),
-                other.clone().weightier(one.clone())
-            );
+            assert_eq!(one.clone().stronger(other.clone()), other.clone().stronger(one.clone()));
         }
     }
 }

@@ -1,33 +1,36 @@
-//! Who is to blame: a pure function of what every member was found to be doing.
+//! Root cause of a stall: a pure function of the status of every member.
 //!
-//! Each member that is stuck names whom it waits for. That is a graph: it is followed from waiter to awaited, and whoever in it does not wait, though others wait for it, is why. If all of them wait, in a circle, then a message was
-//! lost on the way: the one that is missing where somebody came least far, as all others wait for what would have followed.
+//! Each stalled member names the peer that it waits for. The wait-for graph is followed from waiter
+//! to awaited: a member that others wait for and that does not wait itself is the cause. If all
+//! members wait in a cycle, a message was lost: the one awaited by the member with the least
+//! progress, as all others wait for what would follow it.
 
 use std::collections::BTreeSet;
 
+use super::monitor::{Awaited, Report, message_number};
 use super::verdict::{Cause, Stuck, Verdict};
-use super::watch::{Awaited, Report, message_number};
 use crate::plan::Collective;
 use crate::types::Rank;
 
-/// What is known of a member.
+/// Status of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Testimony {
-    /// Its process ended; how that showed.
+pub enum MemberStatus {
+    /// Its process ended; how that was noticed.
     Dead(String),
     /// It has left the group.
     Left,
-    /// It was asked, and did not answer.
-    Silent,
-    /// What it answered.
-    Says(Report),
+    /// It did not reply to a query.
+    Unresponsive,
+    /// It replied.
+    Reported(Report),
 }
 
-/// Finds the cause, from what is known of every member, by rank. None if nobody waits for anything, and nobody is dead.
+/// Finds the cause from the status of every member, by rank. `None` if no member waits and none is
+/// dead.
 #[must_use]
-pub fn judge(members: &[Testimony]) -> Option<Verdict> {
+pub fn diagnose(members: &[MemberStatus]) -> Option<Verdict> {
     let dead = members.iter().enumerate().filter_map(|(rank, member)| match member {
-        Testimony::Dead(how) => Some(Verdict {
+        MemberStatus::Dead(how) => Some(Verdict {
             cause: Cause::Died {
                 rank: Rank(rank as u32),
                 how: how.clone(),
@@ -36,26 +39,25 @@ pub fn judge(members: &[Testimony]) -> Option<Verdict> {
         }),
         _ => None,
     });
-    let waits: Vec<Stuck> = waits(members).collect();
-    let broken = broken(members, &waits);
+    let waits: Vec<Stuck> = all_waits(members).collect();
+    let failed_links = failed_links(members, &waits);
     let found = waits.iter().filter_map(|stuck| {
-        let cause = blame(members, stuck)?;
+        let cause = root_cause(members, stuck)?;
         Some(Verdict {
             cause,
             stuck: Some(*stuck),
         })
     });
-    dead.chain(broken)
+    dead.chain(failed_links)
         .chain(found)
-        .reduce(Verdict::weightier)
-        .or_else(|| circle(&waits))
+        .reduce(Verdict::stronger)
+        .or_else(|| wait_cycle(&waits))
 }
 
-/// All waits for other members.
-fn waits(members: &[Testimony]) -> impl Iterator<Item = Stuck> + '_ {
+fn all_waits(members: &[MemberStatus]) -> impl Iterator<Item = Stuck> + '_ {
     members.iter().enumerate().flat_map(|(rank, member)| {
         let report = match member {
-            Testimony::Says(report) => Some(report),
+            MemberStatus::Reported(report) => Some(report),
             _ => None,
         };
         let waits = report
@@ -71,32 +73,32 @@ fn waits(members: &[Testimony]) -> impl Iterator<Item = Stuck> + '_ {
     })
 }
 
-/// What an operation does, as far as a member knows.
+/// The collective of an operation, as far as the member knows.
 fn kind(report: &Report, operation: u64) -> Option<Collective> {
     let place = operation.checked_sub(report.finished + 1)?;
     *report.pending.get(usize::try_from(place).ok()?)?
 }
 
-/// Why a member that somebody waits for does not deliver; none if it waits for somebody itself.
-fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
+/// Why an awaited member does not deliver; `None` if it waits itself.
+fn root_cause(members: &[MemberStatus], stuck: &Stuck) -> Option<Cause> {
     let rank = stuck.wait.peer;
     let operation = stuck.wait.operation;
     let report = match &members[rank.index()] {
-        Testimony::Dead(how) => {
+        MemberStatus::Dead(how) => {
             let how = how.clone();
             return Some(Cause::Died { rank, how });
         }
-        Testimony::Left => return Some(Cause::Left { rank }),
-        Testimony::Silent => return Some(Cause::Stopped { rank }),
-        Testimony::Says(report) => report,
+        MemberStatus::Left => return Some(Cause::Left { rank }),
+        MemberStatus::Unresponsive => return Some(Cause::Stopped { rank }),
+        MemberStatus::Reported(report) => report,
     };
-    if stuck.wait.awaited == Awaited::Nothing {
+    if stuck.wait.awaited == Awaited::QueuePairFailed {
         return None;
     }
     if let Some((kind, other_kind)) = kind(report, operation).zip(stuck.kind)
         && kind != other_kind
     {
-        // Told from the lower rank, whoever noticed it.
+        // Reported from the lower rank, whichever member noticed it.
         let (one, two) = ((rank, kind), (stuck.rank, other_kind));
         let ((rank, kind), (other, other_kind)) = (one.min(two), one.max(two));
         return Some(Cause::Mismatch {
@@ -108,7 +110,8 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
     }
     let waits = report.waits.as_ref().is_some_and(|waits| !waits.is_empty());
     if message_number(operation).is_some() {
-        // It is in no order with what all ranks do: who waits for nothing has not come to it.
+        // Point-to-point messages are unordered with the operations of all ranks: a member that
+        // waits for nothing has not started its end.
         return match report.waits {
             None => Some(Cause::Idle { rank }),
             Some(_) => (!waits).then_some(Cause::Absent { rank, operation }),
@@ -121,7 +124,7 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
         });
     }
     if report.begun == report.finished {
-        // Unless a message between it and another keeps it from coming.
+        // Unless a message between it and another member blocks it.
         return (!waits).then_some(Cause::Absent { rank, operation });
     }
     match report.waits.as_deref() {
@@ -131,10 +134,10 @@ fn blame(members: &[Testimony], stuck: &Stuck) -> Option<Cause> {
     }
 }
 
-/// What queue pairs that have failed between members that live tell.
-fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
-    let lives = |rank: Rank| matches!(members[rank.index()], Testimony::Says(_));
-    let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::Nothing && lives(stuck.wait.peer);
+/// The cause of queue pairs that failed between live members.
+fn failed_links(members: &[MemberStatus], waits: &[Stuck]) -> Option<Verdict> {
+    let lives = |rank: Rank| matches!(members[rank.index()], MemberStatus::Reported(_));
+    let failed = |stuck: &&Stuck| stuck.wait.awaited == Awaited::QueuePairFailed && lives(stuck.wait.peer);
     let failed: Vec<&Stuck> = waits.iter().filter(failed).collect();
     let stuck = **failed.iter().min_by_key(|stuck| (stuck.order(), stuck.rank))?;
     let ends = |stuck: &Stuck| [stuck.rank.min(stuck.wait.peer), stuck.rank.max(stuck.wait.peer)];
@@ -142,20 +145,21 @@ fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
     let shared = ends(&stuck)
         .into_iter()
         .find(|end| links.iter().all(|link| link.contains(end)));
-    // One that is cut off from all may show on a single link. Then no third member reaches it, and some reach the other end.
+    // A rank that is cut off may show on a single link. Then no third member reaches it, and some
+    // reach the other end.
     let report = |rank: Rank| match &members[rank.index()] {
-        Testimony::Says(report) => Some(report),
+        MemberStatus::Reported(report) => Some(report),
         _ => None,
     };
-    let tried = |rank: Rank| report(rank).and_then(|report| report.reaches.as_deref());
-    let reaches = |from: Rank, to: Rank| tried(from).is_some_and(|reached| reached.contains(&to));
+    let tried = |rank: Rank| report(rank).and_then(|report| report.reachable.as_deref());
+    let reachable = |from: Rank, to: Rank| tried(from).is_some_and(|reached| reached.contains(&to));
     let third = || {
         (0..members.len() as u32)
             .map(Rank)
             .filter(|rank| !ends(&stuck).contains(rank))
     };
-    let works = |end: Rank| third().any(|rank| reaches(rank, end) || reaches(end, rank));
-    // An engine that has failed and kept no connection to be reached by shows nothing by that.
+    let works = |end: Rank| third().any(|rank| reachable(rank, end) || reachable(end, rank));
+    // An engine that failed and kept no connection for the link test proves nothing.
     let shows = |end: Rank| tried(end).is_some() || failed.iter().all(|stuck| stuck.rank != end);
     let [one, other] = ends(&stuck);
     let cause = match shared {
@@ -173,8 +177,7 @@ fn broken(members: &[Testimony], waits: &[Stuck]) -> Option<Verdict> {
     })
 }
 
-/// All wait for one another.
-fn circle(waits: &[Stuck]) -> Option<Verdict> {
+fn wait_cycle(waits: &[Stuck]) -> Option<Verdict> {
     let stuck = *waits.iter().min_by_key(|stuck| stuck.order())?;
     Some(Verdict {
         cause: Cause::Lost {
@@ -186,5 +189,5 @@ fn circle(waits: &[Stuck]) -> Option<Verdict> {
 }
 
 #[cfg(test)]
-#[path = "judge_tests.rs"]
+#[path = "diagnosis_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! What is mapped, and what is not: each offer that is refused differs in one thing from one that is taken.
+//! Which segments are mapped: each refused offer differs from an accepted one in one property.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -11,7 +11,8 @@ use super::*;
 
 const LEN: usize = 4096;
 
-/// A file in memory of this name, with a secret at its beginning, and its offer by this process. It is open as long as the file returned.
+/// A memfd of this name with a secret at its beginning, and its offer by this process. It stays
+/// open as long as the returned file.
 fn offered(name: &str, seals: SealFlag) -> (File, Offer) {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let mut file = File::from(memfd_create(CString::new(name).unwrap().as_c_str(), flags).unwrap());
@@ -33,9 +34,9 @@ fn offered(name: &str, seals: SealFlag) -> (File, Offer) {
 #[test]
 fn a_mapping_is_the_very_memory() {
     let (file, offer) = offered("doorbell", SealFlag::F_SEAL_SHRINK);
-    let mapped = Mapped::open(offer).unwrap();
-    let at = mapped.at((1 << 20) + 128, 64).unwrap();
-    // SAFETY: within the mapping, aligned, and nobody else has it.
+    let mapped = MappedSegment::open(offer).unwrap();
+    let at = mapped.translate((1 << 20) + 128, 64).unwrap();
+    // SAFETY: within the mapping, aligned, and not accessed by others.
     unsafe { at.cast::<u64>().write_volatile(0x1234_5678) };
     let mut bytes = [0; 8];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 128).unwrap();
@@ -45,9 +46,9 @@ fn a_mapping_is_the_very_memory() {
 #[test]
 fn only_what_is_wholly_inside_and_aligned_is_given() {
     let (_file, offer) = offered("doorbell", SealFlag::F_SEAL_SHRINK);
-    let mapped = Mapped::open(offer).unwrap();
+    let mapped = MappedSegment::open(offer).unwrap();
     let start = 1 << 20;
-    assert!(mapped.at(start, LEN).is_some() && mapped.at(start + 64, LEN - 64).is_some());
+    assert!(mapped.translate(start, LEN).is_some() && mapped.translate(start + 64, LEN - 64).is_some());
     for (addr, len) in [
         (start - 64, 64),
         (start + 8, 8),
@@ -56,7 +57,7 @@ fn only_what_is_wholly_inside_and_aligned_is_given() {
         (start, usize::MAX),
         (u64::MAX, 1),
     ] {
-        assert!(mapped.at(addr, len).is_none(), "{addr:#x}, {len}");
+        assert!(mapped.translate(addr, len).is_none(), "{addr:#x}, {len}");
     }
 }
 
@@ -109,23 +110,23 @@ fn what_is_not_what_was_offered_is_not_mapped() {
         ),
         ("longer than there can be", Offer { len: u64::MAX, ..good }),
     ];
-    assert!(Mapped::open(good).is_some());
+    assert!(MappedSegment::open(good).is_some());
     for (what, offer) in wrong {
-        assert!(Mapped::open(offer).is_none(), "{what}");
+        assert!(MappedSegment::open(offer).is_none(), "{what}");
     }
     let (_file, could_shrink) = offered("doorbell", SealFlag::F_SEAL_GROW);
-    assert!(Mapped::open(could_shrink).is_none());
+    assert!(MappedSegment::open(could_shrink).is_none());
     let (_file, another_name) = offered("something", SealFlag::F_SEAL_SHRINK);
-    assert!(Mapped::open(another_name).is_none());
+    assert!(MappedSegment::open(another_name).is_none());
     let plain = tempfile();
     let file = Offer {
         descriptor: plain.as_raw_fd().cast_unsigned(),
         ..good
     };
-    assert!(Mapped::open(file).is_none(), "a file with a name");
+    assert!(MappedSegment::open(file).is_none(), "a file with a name");
 }
 
-/// A file in a folder, with no name left.
+/// An unlinked file in a folder.
 fn tempfile() -> File {
     let path = std::env::temp_dir().join(format!("doorbell-mapped-{}", process::id()));
     let file = File::options()

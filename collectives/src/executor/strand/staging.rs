@@ -1,35 +1,33 @@
-//! Memory for messages on their way: slots of one length, taken in turn.
+//! Staging buffers for messages in flight: slots of one length, used round-robin.
 
 use doorbell_verbs::{MemoryError, ProtectionDomain};
 
 use crate::memory::Segment;
 
-/// How many slots there are.
-pub(super) const STAGING: u64 = 4;
+pub(super) const STAGING_SLOTS: u64 = 4;
 
-/// Slots of one length, taken in turn.
 #[derive(Default)]
-pub(super) struct Slots {
+pub(super) struct StagingSlots {
     pub(super) memory: Option<Segment>,
     /// Bytes of a slot.
     pub(super) len: usize,
-    pub(super) taken: u64,
-    pub(super) given: u64,
+    pub(super) acquired: u64,
+    pub(super) released: u64,
 }
 
-impl Slots {
-    /// Makes the slots at least so long. None is taken.
-    pub(super) fn fit(&mut self, domain: &ProtectionDomain, len: usize) -> Result<(), MemoryError> {
+impl StagingSlots {
+    /// Makes the slots at least `len` bytes long. None is in use.
+    pub(super) fn ensure(&mut self, domain: &ProtectionDomain, len: usize) -> Result<(), MemoryError> {
         if self.len < len {
             self.memory = None;
-            self.memory = Some(Segment::new([domain], len * STAGING as usize)?);
+            self.memory = Some(Segment::new([domain], len * STAGING_SLOTS as usize)?);
             self.len = len;
         }
         Ok(())
     }
 
     pub(super) fn offset(&self, number: u64) -> usize {
-        (number % STAGING) as usize * self.len
+        (number % STAGING_SLOTS) as usize * self.len
     }
 
     pub(super) fn start(&self, number: u64) -> *mut u8 {

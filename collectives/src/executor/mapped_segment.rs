@@ -1,9 +1,13 @@
-//! Mailboxes of ranks on the same host, mapped: what a WRITE would put there is stored there.
+//! Mailboxes of ranks on the same host, mapped into this process: a store replaces the WRITE.
 //!
-//! A rank's mailboxes are shared memory. It tells each peer in which process and by which descriptor the file is open; a peer of the same host opens it from there (proc(5), `/proc/PID/fd`), which the kernel allows to processes of the
-//! same user. That it is the very memory, and not that of a process with the same number in another container, the peer sees by a secret at its beginning. Where any of this fails the queue pairs do it, as between hosts.
+//! A rank's mailboxes are shared memory. It sends each peer its process id and file descriptor; a
+//! peer of the same host opens `/proc/PID/fd/FD` (proc(5)), which the kernel allows to processes of
+//! the same user. A secret at the beginning of the segment proves that it is that memory, and not
+//! another container's process with the same id. Where any of this fails, the queue pairs are used,
+//! as between hosts.
 //!
-//! A mapping outlives the process that it is of: what is stored into the mailbox of a rank that is gone goes nowhere, and does no harm. The file's length is sealed, so that no access behind its end can be made one.
+//! A mapping outlives its process: stores into the mailbox of a rank that is gone have no effect.
+//! The file's length is sealed, so accesses cannot pass its end.
 
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
@@ -19,25 +23,25 @@ use nix::unistd::geteuid;
 use crate::bootstrap::Nonce;
 use crate::memory::Segment;
 
-/// Bytes at the beginning of a segment of mailboxes that are kept for the secret, on a line of their own.
+/// Bytes reserved for the secret at the beginning of a segment, on a cache line of its own.
 pub(super) const SECRET: usize = 64;
-/// Bytes of an offer.
 pub(super) const OFFER: usize = 64;
 
-/// What a rank tells its peers of a segment of mailboxes. All zeros if they are not to map it.
+/// The address of a segment of mailboxes. All zeros if it is not to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
-    /// Of the kernel that runs.
+    /// Boot id of the running kernel.
     boot: [u8; 16],
     process: u32,
     descriptor: u32,
-    /// Where it is in the process, and how long.
+    /// Address and length in that process.
     start: u64,
     len: u64,
     secret: [u8; 16],
 }
 
-/// What the running kernel is known by: random, and the same for all processes and containers (random(4)).
+/// The boot id of the running kernel: random, and the same for all processes and containers
+/// (random(4)).
 pub(crate) fn boot() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -45,7 +49,8 @@ pub(crate) fn boot() -> Option<[u8; 16]> {
 }
 
 impl Offer {
-    /// Offers a segment, whose first bytes hold the secret from now on; `None` where this host has nothing that it takes.
+    /// Offers a segment and writes the secret to its beginning; `None` where this host lacks a
+    /// feature.
     pub(super) fn of(segment: &Segment) -> Option<Self> {
         let secret = *Nonce::random().ok()?.bytes();
         let offer = Self {
@@ -56,7 +61,8 @@ impl Offer {
             len: segment.len() as u64,
             secret,
         };
-        // SAFETY: the segment is longer, and its beginning is kept for this; nobody knows of it yet.
+        // SAFETY: the segment is longer, and its beginning is reserved for this; no peer has its
+        // address yet.
         unsafe { segment.start().cast::<[u8; 16]>().write(secret) };
         Some(offer)
     }
@@ -72,7 +78,6 @@ impl Offer {
         bytes
     }
 
-    /// What a peer said; `None` if it offers nothing.
     pub(super) fn from_bytes(bytes: &[u8; OFFER]) -> Option<Self> {
         let (boot, rest) = bytes.split_first_chunk()?;
         let (process, rest) = rest.split_first_chunk()?;
@@ -91,25 +96,23 @@ impl Offer {
     }
 }
 
-/// A peer's segment of mailboxes, mapped here.
 #[derive(Debug)]
-pub(super) struct Mapped {
+pub(super) struct MappedSegment {
     start: NonNull<u8>,
     len: NonZeroUsize,
     offer: Offer,
 }
 
 // SAFETY: it owns a mapping, and gives no references into it.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedSegment {}
 // SAFETY: as above.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for MappedSegment {}
 
-impl Mapped {
-    /// Maps what a peer offers, if it can be.
+impl MappedSegment {
     pub(super) fn open(offer: Offer) -> Option<Self> {
         (boot()? == offer.boot).then_some(())?;
         let path = PathBuf::from(format!("/proc/{}/fd/{}", offer.process, offer.descriptor));
-        // Opening may do something, with what is no file; and what has a name is none of ours.
+        // Opening other kinds of files may have side effects, and files with a path are not ours.
         let name = fs::read_link(&path).ok()?;
         (name.to_str()?.starts_with("/memfd:doorbell") && fs::metadata(&path).ok()?.is_file()).then_some(())?;
         let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
@@ -117,10 +120,10 @@ impl Mapped {
         seals.contains(SealFlag::F_SEAL_SHRINK).then_some(())?;
         let len = NonZeroUsize::new(usize::try_from(offer.len).ok()?)?;
         let status = fstat(&file).ok()?;
-        // The kernel lets root open what is anybody's: a peer is to offer nothing of a third user's.
+        // The kernel lets root open any user's file: a peer must not offer another user's.
         (status.st_uid == geteuid().as_raw()).then_some(())?;
         (len.get() > SECRET && status.st_size.cast_unsigned() >= offer.len).then_some(())?;
-        // SAFETY: a new mapping, wherever the kernel has room for it: nothing there is replaced.
+        // SAFETY: a new mapping at an address that the kernel chooses: nothing is replaced.
         let start = unsafe {
             mmap(
                 None,
@@ -137,13 +140,14 @@ impl Mapped {
             len,
             offer,
         };
-        // SAFETY: mapped for as long, and the file cannot become shorter.
+        // SAFETY: mapped with this length, and the file cannot shrink.
         let secret = unsafe { mapped.start.cast::<[u8; 16]>().read_volatile() };
         (secret == offer.secret).then_some(mapped)
     }
 
-    /// Where the `len` bytes are here that the peer has at `addr`; `None` if they are not of the segment, or not aligned to cache lines.
-    pub(super) fn at(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
+    /// Translates `len` bytes at the peer's `addr`; `None` if they are outside the segment, or not
+    /// aligned to cache lines.
+    pub(super) fn translate(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(addr.checked_sub(self.offer.start)?).ok()?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len.get());
         // SAFETY: within the mapping.
@@ -151,13 +155,14 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedSegment {
     fn drop(&mut self) {
-        // SAFETY: mapped by `open` with this length, and unmapped once; the links that store there hold it.
+        // SAFETY: mapped by `open` with this length, and unmapped once; links that store there hold
+        // a reference.
         let _ = unsafe { munmap(self.start.cast(), self.len.get()) };
     }
 }
 
 #[cfg(test)]
-#[path = "mapped_tests.rs"]
+#[path = "mapped_segment_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! The mesh's thread: it sleeps until something comes, is to be sent, or is due.
+//! The mesh I/O thread: sleeps in poll(2) until input, queued output or a timer.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -11,26 +11,26 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::frame::{Frame, Inbound};
-use super::state::{Condition, Shared, State};
-use crate::bootstrap::door::timeout;
+use super::state::{PeerState, Shared, State};
+use crate::bootstrap::listener::poll_timeout;
 
-/// How long a mesh that ends tries to say goodbye to peers that do not read.
-const LINGER: Duration = Duration::from_millis(500);
-/// How much is read at once.
-const CHUNK: usize = 64 << 10;
-/// How much is read from one peer before it is the next one's turn.
-const TURN: usize = 16;
-/// Seconds of silence before TCP asks whether the peer's host is there, and between its questions.
-const ASK: u32 = 10;
-/// How many questions may stay without an answer.
-const QUESTIONS: u32 = 3;
-/// How long, in ms, what was sent may stay unacknowledged by the peer's host.
-const UNACKNOWLEDGED: u32 = 40_000;
-/// How a process that has ended shows.
+/// Time that a closing mesh tries to send goodbye to peers that do not read.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
+const READ_CHUNK: usize = 64 << 10;
+/// Reads from one peer before the next peer is served (round-robin).
+const READS_PER_PEER: usize = 16;
+/// TCP keepalive idle time and interval, in seconds.
+const KEEPALIVE_INTERVAL_S: u32 = 10;
+/// Unanswered TCP keepalive probes before the connection fails.
+const KEEPALIVE_PROBES: u32 = 3;
+/// TCP_USER_TIMEOUT: how long data may stay unacknowledged, in ms.
+const USER_TIMEOUT_MS: u32 = 40_000;
+/// How a peer's ended process appears.
 const CLOSED: &str = "its connection closed";
 
-/// How a connection ended, in the words of all: whether it was closed or reset depends on what its process had not read when it died, which is another thing for each peer.
-fn ended(error: &io::Error) -> String {
+/// Describes how a connection ended, alike on all peers: whether it was closed or reset depends on
+/// what the process had not read.
+fn describe_end(error: &io::Error) -> String {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     match error.kind() {
         BrokenPipe | ConnectionAborted | ConnectionReset => CLOSED.to_owned(),
@@ -38,34 +38,32 @@ fn ended(error: &io::Error) -> String {
     }
 }
 
-/// A peer's connection.
 #[derive(Debug)]
-struct Link {
+struct PeerStream {
     stream: TcpStream,
     inbound: Inbound,
 }
 
-/// Who carries the mesh's frames.
 #[derive(Debug)]
-pub(super) struct Postman {
+pub(super) struct IoThread {
     shared: Arc<Shared>,
-    /// By place in the mesh.
-    links: Vec<Option<Link>>,
+    /// By mesh rank.
+    links: Vec<Option<PeerStream>>,
     chunk: Vec<u8>,
 }
 
-impl Postman {
+impl IoThread {
     pub(super) fn new(shared: Arc<Shared>, streams: Vec<Option<TcpStream>>) -> io::Result<Self> {
-        let link = |stream: TcpStream| -> io::Result<Link> {
+        let link = |stream: TcpStream| -> io::Result<PeerStream> {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
-            // A host that vanishes closes nothing: TCP has to ask.
+            // A host that vanishes closes no connection: TCP keepalive detects it.
             setsockopt(&stream, sockopt::KeepAlive, &true)?;
-            setsockopt(&stream, sockopt::TcpKeepIdle, &ASK)?;
-            setsockopt(&stream, sockopt::TcpKeepInterval, &ASK)?;
-            setsockopt(&stream, sockopt::TcpKeepCount, &QUESTIONS)?;
-            setsockopt(&stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED)?;
-            Ok(Link {
+            setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_INTERVAL_S)?;
+            setsockopt(&stream, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL_S)?;
+            setsockopt(&stream, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)?;
+            setsockopt(&stream, sockopt::TcpUserTimeout, &USER_TIMEOUT_MS)?;
+            Ok(PeerStream {
                 stream,
                 inbound: Inbound::default(),
             })
@@ -77,52 +75,50 @@ impl Postman {
         Ok(Self {
             shared,
             links,
-            chunk: vec![0; CHUNK],
+            chunk: vec![0; READ_CHUNK],
         })
     }
 
-    /// Works until the mesh ends.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
-            let (sending, due) = {
+            let (peers_with_output, due) = {
                 let state = shared.lock();
                 if state.closing {
                     break;
                 }
-                (self.sending(&state), state.due())
+                (self.peers_with_output(&state), state.due())
             };
-            let ready = self.sleep(&sending, due);
+            let ready = self.wait(&peers_with_output, due);
             let mut state = shared.lock();
             for (peer, ready) in ready.into_iter().enumerate() {
                 if ready {
                     drop(state);
-                    let end = self.hear(peer);
+                    let end = self.read_peer(peer);
                     state = shared.lock();
-                    self.understand(&mut state, peer, end);
+                    self.process_frames(&mut state, peer, end);
                 }
-                self.write(&mut state, peer);
+                self.flush_peer(&mut state, peer);
             }
             state.tick();
             drop(state);
             shared.changed.notify_all();
         }
-        self.part();
+        self.shutdown();
     }
 
-    /// To which peers something is to be sent.
-    fn sending(&self, state: &State) -> Vec<bool> {
+    fn peers_with_output(&self, state: &State) -> Vec<bool> {
         state.peers.iter().map(|peer| !peer.out.is_empty()).collect()
     }
 
-    /// Waits, and says which peers have something to say.
-    fn sleep(&self, sending: &[bool], due: Option<Instant>) -> Vec<bool> {
+    /// Waits in poll(2) and returns the peers with input.
+    fn wait(&self, peers_with_output: &[bool], due: Option<Instant>) -> Vec<bool> {
         let mut ready = vec![false; self.links.len()];
-        let mut fds = vec![PollFd::new(self.shared.bell.as_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(self.shared.wakeup.as_fd(), PollFlags::POLLIN)];
         let mut peers = Vec::new();
         for (peer, link) in self.links.iter().enumerate() {
             if let Some(link) = link {
-                let out = if sending[peer] {
+                let out = if peers_with_output[peer] {
                     PollFlags::POLLOUT
                 } else {
                     PollFlags::empty()
@@ -131,48 +127,47 @@ impl Postman {
                 peers.push(peer);
             }
         }
-        let patience = due.map_or(PollTimeout::NONE, |due| {
-            timeout(due.saturating_duration_since(Instant::now()))
+        let timeout = due.map_or(PollTimeout::NONE, |due| {
+            poll_timeout(due.saturating_duration_since(Instant::now()))
         });
-        match poll(&mut fds, patience) {
+        match poll(&mut fds, timeout) {
             Ok(_) => {}
             Err(Errno::EINTR) => return ready,
             Err(e) => {
-                // The kernel is short of memory. What there is to do is tried, and slowly.
+                // The kernel is short of memory: retry slowly.
                 tracing::warn!("control mesh: poll: {e}");
                 std::thread::sleep(Duration::from_millis(10));
                 return vec![true; self.links.len()];
             }
         }
-        let said = |fd: &PollFd<'_>, what: PollFlags| fd.revents().is_some_and(|events| events.intersects(what));
+        let has_events = |fd: &PollFd<'_>, what: PollFlags| fd.revents().is_some_and(|events| events.intersects(what));
         let ends = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
         for (fd, peer) in fds[1..].iter().zip(peers) {
-            ready[peer] = said(fd, ends);
+            ready[peer] = has_events(fd, ends);
         }
-        if said(&fds[0], PollFlags::POLLIN) {
-            // Its count says nothing beyond that it was rung.
-            let _ = self.shared.bell.read();
+        if has_events(&fds[0], PollFlags::POLLIN) {
+            // The count of the eventfd carries no information.
+            let _ = self.shared.wakeup.read();
         }
         ready
     }
 
-    /// Reads what has come from a peer; how its connection ended, if it did.
-    fn hear(&mut self, peer: usize) -> Option<String> {
+    fn read_peer(&mut self, peer: usize) -> Option<String> {
         let link = self.links[peer].as_mut()?;
-        for _ in 0..TURN {
+        for _ in 0..READS_PER_PEER {
             match link.stream.read(&mut self.chunk) {
                 Ok(0) => return Some(CLOSED.to_owned()),
                 Ok(n) => link.inbound.extend(&self.chunk[..n]),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Some(ended(&e)),
+                Err(e) => return Some(describe_end(&e)),
             }
         }
         None
     }
 
-    /// Takes in the frames that have come whole, and the end after them.
-    fn understand(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
+    /// Processes complete frames, and then the end of the connection.
+    fn process_frames(&mut self, state: &mut State, peer: usize, mut end: Option<String>) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
         };
@@ -193,12 +188,12 @@ impl Postman {
         }
         if let Some(how) = end {
             self.links[peer] = None;
-            state.lost(peer as u32, &how);
+            state.connection_lost(peer as u32, &how);
         }
     }
 
-    /// Writes what a peer takes.
-    fn write(&mut self, state: &mut State, peer: usize) {
+    /// Writes queued output until it would block.
+    fn flush_peer(&mut self, state: &mut State, peer: usize) {
         let Some(link) = self.links[peer].as_mut() else {
             return;
         };
@@ -212,54 +207,62 @@ impl Postman {
                 Ok(n) => written += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break None,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => break Some(ended(&e)),
+                Err(e) => break Some(describe_end(&e)),
             }
         };
         out.drain(..written);
         if out.is_empty() {
             *out = Vec::new();
         }
-        // What it said last may still lie there: its end is taken from the reading side, where everything comes in order.
+        // The peer's last frames may still be unread: the end is taken from the reading side, in
+        // order.
         if let Some(how) = end {
             out.clear();
-            let heard = self.hear(peer);
-            self.understand(state, peer, heard.or(Some(how)));
+            let read_end = self.read_peer(peer);
+            self.process_frames(state, peer, read_end.or(Some(how)));
         }
     }
 
-    /// Says goodbye, and ends all connections.
-    fn part(mut self) {
+    fn shutdown(mut self) {
         let shared = Arc::clone(&self.shared);
-        let deadline = Instant::now() + LINGER;
+        let deadline = Instant::now() + GOODBYE_TIMEOUT;
         let mut state = shared.lock();
         for peer in 0..self.links.len() {
-            if state.peers[peer].condition == Condition::Here {
+            if state.peers[peer].state == PeerState::Connected {
                 state.send(peer as u32, &Frame::Goodbye);
             }
         }
         loop {
             for peer in 0..self.links.len() {
-                self.write(&mut state, peer);
+                self.flush_peer(&mut state, peer);
             }
-            let sending = self.sending(&state);
-            let left = (0..self.links.len()).any(|peer| sending[peer] && self.links[peer].is_some());
+            let peers_with_output = self.peers_with_output(&state);
+            let left = (0..self.links.len()).any(|peer| peers_with_output[peer] && self.links[peer].is_some());
             if !left || Instant::now() >= deadline {
                 break;
             }
             drop(state);
             let mut fds = Vec::new();
-            for (link, _) in self.links.iter().zip(&sending).filter(|(_, sending)| **sending) {
+            for (link, _) in self
+                .links
+                .iter()
+                .zip(&peers_with_output)
+                .filter(|(_, peers_with_output)| **peers_with_output)
+            {
                 fds.extend(
                     link.as_ref()
                         .map(|link| PollFd::new(link.stream.as_fd(), PollFlags::POLLOUT)),
                 );
             }
-            // Whatever it says: what can be written is written, until time is up.
-            let _ = poll(&mut fds, timeout(deadline.saturating_duration_since(Instant::now())));
+            // Write what can be written until the deadline, whatever poll(2) returns.
+            let _ = poll(
+                &mut fds,
+                poll_timeout(deadline.saturating_duration_since(Instant::now())),
+            );
             state = shared.lock();
         }
         for link in self.links.iter().flatten() {
-            // The peer reads our goodbye before the end.
+            // The peer reads the goodbye before the end of the stream.
             let _ = link.stream.shutdown(Shutdown::Write);
         }
     }

@@ -1,4 +1,4 @@
-//! How a communicator comes to be: of a group and devices, or of another communicator.
+//! Creation of communicators, from a group and devices or from another communicator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +14,13 @@ use super::state::State;
 use super::{CollectiveError, Communicator, FOREVER, Options, calibrate};
 use crate::bootstrap::{Exchange, ExchangeError, Group};
 use crate::cost::{Compute, Link};
-use crate::executor::{Engine, EngineError, Patience};
+use crate::executor::{Backoff, Engine, EngineError};
 use crate::topology;
 use crate::tune::{Overrides, Rule, Tuner, TuningFile};
 use crate::types::Rank;
 
-/// What rank 0 says, for all to choose alike.
 #[derive(Serialize, Deserialize)]
-struct Terms {
+struct SharedTuning {
     local: Link,
     remote: Link,
     compute: Compute,
@@ -32,7 +31,7 @@ struct Terms {
     slice_bytes: Option<u64>,
 }
 
-impl Terms {
+impl SharedTuning {
     fn of(tuner: &Tuner) -> Self {
         let Overrides {
             algorithm,
@@ -68,16 +67,18 @@ impl Terms {
 }
 
 impl Communicator {
-    /// The rank that a launcher made of this process: [`Group::from_env`], on one device, with [`Options::from_env`].
+    /// A rank of a launched job: [`Group::from_env`] on one device, with [`Options::from_env`].
     ///
     /// # Errors
     /// As those, and as [`new`](Self::new).
+    #[doc(alias = "MPI_Init")]
     pub fn from_env(device: &Context) -> Result<Self, CollectiveError> {
         let options = Options::from_env()?;
         Self::new(std::slice::from_ref(device), Group::from_env()?, options)
     }
 
-    /// The same on any number of devices, made as these options say. Those that the environment says are not looked at, unless they began as [`Options::from_env`]:
+    /// The same on any number of devices, with these options. Environment variables of options are
+    /// ignored unless the options began as [`Options::from_env`]:
     ///
     /// ```no_run
     /// # use doorbell_collectives::{CollectiveError, Communicator, Options};
@@ -93,13 +94,15 @@ impl Communicator {
         Self::new(devices, Group::from_env()?, options)
     }
 
-    /// A rank of this group, on these devices: connections are spread over them. All members do the same at the same time.
+    /// A rank of this group, on these devices; connections are spread over them. All members call
+    /// it at the same time.
     ///
     /// # Errors
-    /// When a device refuses something, the members do not come together, or the tuning file cannot be used.
+    /// When a device refuses a request, a member is missing, or the tuning file is invalid.
+    #[doc(alias("ncclCommInitRank", "ncclCommInitRankConfig"))]
     pub fn new(devices: &[Context], mut group: Group, mut options: Options) -> Result<Self, CollectiveError> {
         options.deadline = options.deadline.min(FOREVER);
-        let state = State::make(devices, &mut group, &options, None)?;
+        let state = State::connect(devices, &mut group, &options, None)?;
         let comm = Self::of(state, group, devices, options)?;
         if comm.options.calibrate {
             comm.calibrate()?;
@@ -131,28 +134,33 @@ impl Communicator {
         })
     }
 
-    /// Divides the communicator: members of one `colour` are together, in the order of their `key`s, and of their ranks where keys are alike. Without a colour one is in none. All ranks call it.
+    /// Splits the communicator: members of one `colour` form a communicator, ordered by `key` and
+    /// then by rank. A member without a colour is in none. All ranks call it.
     ///
     /// # Errors
-    /// When a member does not come, or a device refuses something.
+    /// When a member is missing, or a device refuses a request.
+    #[doc(alias("ncclCommSplit", "MPI_Comm_split"))]
     pub fn split(&self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CollectiveError> {
         let part = self.exchanging(|group| group.split(colour, key))?;
         part.map(|group| self.with_group(group)).transpose()
     }
 
-    /// The same members once more, as another communicator. All ranks call it.
+    /// A second communicator of the same members. All ranks call it.
     ///
     /// # Errors
     /// As [`split`](Self::split).
+    #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self, CollectiveError> {
         let group = self.exchanging(Group::duplicate)?;
         self.with_group(group)
     }
 
-    /// Measures the costs anew that choices are made by, and chooses anew from then on. All ranks call it, with nothing under way: after their threads were bound to processors, say. A tuning file's costs stay.
+    /// Measures the costs of the cost model and chooses algorithms anew, for example after threads
+    /// were bound to processors. All ranks call it, with nothing in flight. A tuning file's costs
+    /// take precedence.
     ///
     /// # Errors
-    /// When an operation fails, or not all ranks have come.
+    /// When an operation fails, or a rank is missing.
     pub fn calibrate(&self) -> Result<(), CollectiveError> {
         let mut tuner = calibrate::measured(self)?;
         if let Some(path) = &self.options.tuning_file {
@@ -160,43 +168,45 @@ impl Communicator {
             tuner = tuner.with_file(TuningFile::read(path)?);
             tuner.rules = rules;
         }
-        let tuner = agree(&tuner, &mut self.shared.group())?;
+        let tuner = share_tuning(&tuner, &mut self.shared.group())?;
         self.shared.with(|state| state.choose_by(tuner));
         Ok(())
     }
 
-    /// Does something with the group, within the communicator's deadline; all ranks do the same.
+    /// Runs an exchange of the group within the communicator's deadline; all ranks run the same.
     pub(crate) fn exchanging<R>(
         &self,
         act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>,
     ) -> Result<R, CollectiveError> {
         let mut group = self.shared.group();
-        group.control_mut().set_patience(self.options.deadline);
+        group.control_mut().set_timeout(self.options.deadline);
         Ok(act(&mut group)?)
     }
 
     fn with_group(&self, mut group: Group) -> Result<Self, CollectiveError> {
         let tuner = self.tuner();
-        let state = State::make(&self.devices, &mut group, &self.options, Some(tuner))?;
+        let state = State::connect(&self.devices, &mut group, &self.options, Some(tuner))?;
         Self::of(state, group, &self.devices, self.options.clone())
     }
 
-    /// After a failure: those who are left, as another communicator. All who want to go on call it; whoever does not within `patience` is not in it. Who dies meanwhile is left out as well.
+    /// After a failure, creates a communicator of the survivors. All that want to continue call it;
+    /// a member that does not within `timeout`, or dies meanwhile, is excluded.
     ///
     /// # Errors
-    /// When the others go on without this rank, or there was no agreement in time.
-    pub fn shrink(&self, patience: Duration) -> Result<Self, CollectiveError> {
-        let patience = patience.min(FOREVER);
-        let until = Instant::now() + patience;
-        self.shared.halt("the communicator is being shrunk");
+    /// When the others continue without this rank, or there was no agreement in time.
+    #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink"))]
+    pub fn shrink(&self, timeout: Duration) -> Result<Self, CollectiveError> {
+        let timeout = timeout.min(FOREVER);
+        let until = Instant::now() + timeout;
+        self.shared.abort_local("the communicator is being shrunk");
         let tuner = self.tuner();
-        let mut group = self.shared.group().shrink(patience)?;
+        let mut group = self.shared.group().shrink(timeout)?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            group.control_mut().set_patience(left.max(Duration::from_millis(1)));
-            match State::make(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
+            group.control_mut().set_timeout(left.max(Duration::from_millis(1)));
+            match State::connect(&self.devices, &mut group, &self.options, Some(tuner.clone())) {
                 Ok(state) => return Self::of(state, group, &self.devices, self.options.clone()),
-                // Somebody is gone in between.
+                // A member was lost meanwhile.
                 Err(CollectiveError::Engine(EngineError::Exchange(_)) | CollectiveError::Exchange(_))
                     if !left.is_zero() =>
                 {
@@ -209,8 +219,7 @@ impl Communicator {
 }
 
 impl State {
-    /// Connects with the other members, and agrees with them on how choices are made: by `tuner`, where there is one.
-    fn make(
+    fn connect(
         devices: &[Context],
         group: &mut Group,
         options: &Options,
@@ -218,10 +227,10 @@ impl State {
     ) -> Result<Self, CollectiveError> {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mut engine = Engine::new(devices, rank, ranks, options.config, group.control_mut())?;
-        engine.set_patience(patience(group)?);
-        let places = places(group, options.place.as_ref())?;
-        let hosts = hosts(&places);
-        let order = topology::ring(&places);
+        engine.set_backoff(backoff(group)?);
+        let locations = locations(group, options.location.as_ref())?;
+        let hosts = hosts(&locations);
+        let order = topology::ring(&locations);
         let tuner = match tuner {
             Some(tuner) => tuner,
             None => {
@@ -229,15 +238,16 @@ impl State {
                 if let Some(path) = &options.tuning_file {
                     tuner = tuner.with_file(TuningFile::read(path)?);
                 }
-                agree(&tuner, group)?
+                share_tuning(&tuner, group)?
             }
         };
-        Ok(Self::new(engine, tuner, hosts, order, places))
+        Ok(Self::new(engine, tuner, hosts, order, locations))
     }
 }
 
-/// How ranks wait: by how many there are on this host, and the processors on which any of them may run. One alone may be bound to a single processor, and yet have it for itself.
-fn patience(group: &mut Group) -> Result<Patience, ExchangeError> {
+/// The wait policy: by the number of ranks on this host and the processors on which any of them may
+/// run. A single rank may be bound to one processor and still have it to itself.
+fn backoff(group: &mut Group) -> Result<Backoff, ExchangeError> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).ok();
     let own: Vec<u8> = (0..CpuSet::count())
         .map(|cpu| u8::from(allowed.is_some_and(|allowed| allowed.is_set(cpu) == Ok(true))))
@@ -250,35 +260,34 @@ fn patience(group: &mut Group) -> Result<Patience, ExchangeError> {
         .map(|(_, said)| said)
         .collect();
     let may_run = |cpu: &usize| here.iter().any(|said| said.get(*cpu) == Some(&1));
-    Ok(Patience::sharing(
+    Ok(Backoff::for_processors(
         here.len(),
         (0..CpuSet::count()).filter(may_run).count(),
     ))
 }
 
-/// Where all members are, by rank; this one is at `mine`, if it knows.
-fn places(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
+fn locations(group: &mut Group, mine: Option<&topology::Member>) -> Result<Vec<topology::Member>, ExchangeError> {
     let mine = mine.map(topology::Member::encode).unwrap_or_default();
     let said = group.control_mut().all_gather(&mine)?;
     let members = group.members().iter().zip(said).zip(0..);
-    let place = members.map(|((member, said), rank)| {
-        let place = match said.is_empty() {
+    let location = members.map(|((member, said), rank)| {
+        let location = match said.is_empty() {
             true => Some(topology::Member::default()),
             false => topology::Member::decode(&said),
         };
-        let place = place.ok_or_else(|| ExchangeError::Misuse {
+        let location = location.ok_or_else(|| ExchangeError::Misuse {
             rank: Rank(rank),
             reason: "where it is makes no sense to this release: run the same release everywhere".to_owned(),
         })?;
         Ok(topology::Member {
             host: member.host.clone(),
-            ..place
+            ..location
         })
     });
-    place.collect()
+    location.collect()
 }
 
-/// By rank: which of the hosts it is on, counted in the order of their lowest ranks.
+/// By rank: the index of its host, in the order of the hosts' lowest ranks.
 fn hosts(members: &[topology::Member]) -> Vec<u32> {
     let mut names: Vec<&str> = Vec::new();
     let mut number = |host| match names.iter().position(|name| *name == host) {
@@ -291,17 +300,16 @@ fn hosts(members: &[topology::Member]) -> Vec<u32> {
     members.iter().map(|member| number(member.host.as_str())).collect()
 }
 
-/// Takes what rank 0 says for this rank's own.
-fn agree(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
-    let terms = match group.rank() {
-        Rank(0) => serde_json::to_vec(&Terms::of(mine)).unwrap_or_default(),
+fn share_tuning(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
+    let tuning = match group.rank() {
+        Rank(0) => serde_json::to_vec(&SharedTuning::of(mine)).unwrap_or_default(),
         _ => Vec::new(),
     };
-    let said = group.control_mut().all_gather(&terms)?;
-    let terms = said
+    let said = group.control_mut().all_gather(&tuning)?;
+    let tuning = said
         .first()
-        .and_then(|first| serde_json::from_slice::<Terms>(first).ok());
-    let tuner = terms.and_then(|terms| terms.tuner(mine.channels));
+        .and_then(|first| serde_json::from_slice::<SharedTuning>(first).ok());
+    let tuner = tuning.and_then(|tuning| tuning.tuner(mine.channels));
     tuner.ok_or_else(|| {
         let reason =
             "rank 0 has said nothing that this release understands: run the same release everywhere".to_owned();
@@ -313,7 +321,8 @@ fn agree(mine: &Tuner, group: &mut Group) -> Result<Tuner, CollectiveError> {
     })
 }
 
-/// A tuner by the options of this rank alone, with the costs of a userspace device between processes of one host.
+/// A tuner from the options of this rank, with the costs of the soft device between processes of
+/// one host.
 fn tuner_of(options: &Options) -> Tuner {
     let link = Link::soft_local();
     let mut tuner = Tuner::new(link, link, Compute::default(), options.config.channels);
@@ -326,16 +335,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_that_makes_no_sense_is_refused_by_its_rank() {
+    fn an_invalid_location_is_refused_by_its_rank() {
         let mut groups = Group::local(3).unwrap();
         let mut stranger = groups.pop().unwrap();
         let said = std::thread::scope(|scope| {
             scope.spawn(|| stranger.control_mut().all_gather(b"\x02nonsense").unwrap());
-            let asked: Vec<_> = groups
+            let threads: Vec<_> = groups
                 .iter_mut()
-                .map(|group| scope.spawn(|| places(group, Some(&topology::Member::default()))))
+                .map(|group| scope.spawn(|| locations(group, Some(&topology::Member::default()))))
                 .collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect::<Vec<_>>()
         });
         for refused in said {
             let said = refused.unwrap_err().to_string();

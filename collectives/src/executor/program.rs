@@ -1,50 +1,50 @@
-//! A rank's program, made ready to run: checked, its messages cut into pieces, and for each step what it has to wait for before it writes.
+//! A rank's compiled program: checked steps, their messages cut into pieces, and the dependencies
+//! of each step.
 //!
-//! A send is under way while later steps run, and memory for a receive is granted to the sender before the step that receives. So two things are worked out here, once for each plan: after which step of the strand the target
-//! of a receive is free, and which sends must be out of the way before a step writes. Scratch memory is used by one slice after another, so both may look back into the slice before; input and output are other elements in
-//! each slice.
+//! Sends are in flight while later steps run, and memory for a receive is granted to the sender
+//! before the step that receives. So compilation computes, once per plan: after which step the
+//! target of a receive is free, and which sends must have completed before a step writes. Scratch
+//! memory is reused by consecutive slices, so both may refer to the previous slice; input and
+//! output are other elements in each slice.
 
 use crate::executor::error::EngineError;
-use crate::executor::layout::{Contents, Joins, pieces};
+use crate::executor::layout::{Coalescing, Contents, pieces};
 use crate::plan::{Form, Place, Program, Shape, Span, Step};
 use crate::types::Rank;
 
-/// A step of the slice at hand, or of the one before.
+/// A step of the current slice, or of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Edge {
-    /// 0: of this slice; 1: of the one before.
-    pub(super) back: u32,
+pub(super) struct StepRef {
+    /// 0: the current slice; 1: the previous one.
+    pub(super) slices_back: u32,
     pub(super) step: u32,
 }
 
-/// A step, and what it waits for.
 #[derive(Debug)]
 pub(super) struct Instruction {
     pub(super) step: Step,
-    /// The pieces of its message, or of what it works on: each begins so many blocks from the beginning of the span, and is so many blocks long.
+    /// The pieces of its message, or of the data that it works on: first block relative to the
+    /// span, and number of blocks.
     pub(super) pieces: Box<[(u32, u32)]>,
-    /// Sends that read what it writes.
-    pub(super) sends: Box<[Edge]>,
-    /// The step after which what it writes is free; none if it is at once.
-    pub(super) free_after: Option<Edge>,
+    /// Sends that read the memory that it writes.
+    pub(super) sends: Box<[StepRef]>,
+    /// The step after which its target is free; `None` if it is free at once.
+    pub(super) free_after: Option<StepRef>,
 }
 
-/// One strand of a rank.
 #[derive(Debug, Default)]
-pub(super) struct Strand {
+pub(super) struct StrandProgram {
     pub(super) instructions: Box<[Instruction]>,
-    /// The steps that receive by grants: all receives.
+    /// The receiving steps.
     pub(super) receives: Box<[u32]>,
 }
 
-/// A rank's program for one way of cutting messages.
 #[derive(Debug)]
-pub(super) struct Code {
-    pub(super) strands: Box<[Strand]>,
+pub(super) struct CompiledProgram {
+    pub(super) strands: Box<[StrandProgram]>,
 }
 
-/// The memory that a step touches: what it reads, and what it writes.
-fn touches(step: &Step) -> (Vec<Span>, Option<Span>) {
+fn accesses(step: &Step) -> (Vec<Span>, Option<Span>) {
     match step {
         Step::Send { span, .. } => (vec![*span], None),
         Step::Recv { into, .. } => (Vec::new(), Some(*into)),
@@ -54,22 +54,22 @@ fn touches(step: &Step) -> (Vec<Span>, Option<Span>) {
     }
 }
 
-/// Spans in memory, where input and output may be one: an overlap of both is an overlap.
-struct Overlap {
-    /// By how many blocks an input block's place in the output is greater, if they are one memory.
+/// Overlap of spans in memory, where input and output may share memory.
+struct OverlapCheck {
+    /// Offset of an input block in the output, in blocks, if they share memory.
     shift: Option<i64>,
 }
 
-impl Overlap {
+impl OverlapCheck {
     fn between(&self, a: Span, b: Span) -> bool {
-        let (Some((a_place, a)), Some((b_place, b))) = (self.whole(a), self.whole(b)) else {
+        let (Some((a_place, a)), Some((b_place, b))) = (self.resolve(a), self.resolve(b)) else {
             return false;
         };
         a_place == b_place && a.0 < b.1 && b.0 < a.1
     }
 
-    /// The place and the blocks of a span, an input's as those of the output if they are one.
-    fn whole(&self, span: Span) -> Option<(Place, (i64, i64))> {
+    /// The memory and blocks of a span; an input that shares memory is mapped to the output.
+    fn resolve(&self, span: Span) -> Option<(Place, (i64, i64))> {
         if span.blocks == 0 {
             return None;
         }
@@ -82,18 +82,19 @@ impl Overlap {
     }
 }
 
-impl Code {
-    /// The program of `rank`, with its input where its output is or not, and with parts of one length or of lengths of their own.
+impl CompiledProgram {
+    /// Compiles the program of `rank`, in place or not, and with equal parts or parts of different
+    /// lengths.
     pub(super) fn new(
         shape: &Shape,
         rank: Rank,
         program: &Program,
-        joins: Joins,
+        coalescing: Coalescing,
         in_place: bool,
         varied: bool,
     ) -> Result<Self, EngineError> {
         let shared = shape.shared(rank).filter(|_| in_place);
-        let overlap = Overlap {
+        let overlap = OverlapCheck {
             shift: shared.map(|shared| i64::from(shared.output) - i64::from(shared.input)),
         };
         let contents = Contents::new(shape, rank, &program.scratch, &program.partial);
@@ -110,15 +111,15 @@ impl Code {
                 let data = check(shape, rank, step, &contents, varied).map_err(bad)?;
                 instructions.push(Instruction {
                     step: step.clone(),
-                    pieces: pieces(data, joins),
-                    sends: sends_before(steps, at, &overlap),
-                    free_after: last_touch(steps, at, &overlap),
+                    pieces: pieces(data, coalescing),
+                    sends: conflicting_sends(steps, at, &overlap),
+                    free_after: last_access(steps, at, &overlap),
                 });
             }
             let receives = (0..steps.len() as u32)
                 .filter(|&at| matches!(steps[at as usize], Step::Recv { .. } | Step::RecvReduce { .. }))
                 .collect();
-            strands.push(Strand {
+            strands.push(StrandProgram {
                 instructions: instructions.into(),
                 receives,
             });
@@ -129,7 +130,8 @@ impl Code {
     }
 }
 
-/// Checks a step on its own, and gives the data blocks of its message, or of what it works on.
+/// Checks a step on its own, and returns the data blocks of its message, or of the data that it
+/// works on.
 fn check<'c>(
     shape: &Shape,
     rank: Rank,
@@ -147,7 +149,7 @@ fn check<'c>(
         return Err("the other end is no other rank");
     }
     let of = |span| contents.of(span).ok_or("a span goes beyond its place");
-    let (reads, writes) = touches(step);
+    let (reads, writes) = accesses(step);
     if writes.is_some_and(|span| span.place == Place::Input && span.blocks > 0) {
         return Err("input is written");
     }
@@ -175,35 +177,35 @@ fn check<'c>(
     Ok(data)
 }
 
-/// The steps before `at`, the last one first, back to itself in the slice before.
-fn backwards(len: usize, at: usize) -> impl Iterator<Item = Edge> {
-    let this = (0..at).rev().map(|step| Edge {
-        back: 0,
+/// The steps before `at`, the last one first, back to itself in the previous slice.
+fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
+    let this = (0..at).rev().map(|step| StepRef {
+        slices_back: 0,
         step: step as u32,
     });
-    this.chain((at..len).rev().map(|step| Edge {
-        back: 1,
+    this.chain((at..len).rev().map(|step| StepRef {
+        slices_back: 1,
         step: step as u32,
     }))
 }
 
-/// Whether the same blocks are other elements in the slice before.
-fn is_renewed(span: Span) -> bool {
+/// Whether the same blocks are other elements in the previous slice.
+fn changes_per_slice(span: Span) -> bool {
     matches!(span.place, Place::Input | Place::Output)
 }
 
-/// The sends that read what step `at` writes, after the last step that wrote it.
-fn sends_before(steps: &[Step], at: usize, overlap: &Overlap) -> Box<[Edge]> {
-    let Some(into) = touches(&steps[at]).1 else {
+/// The sends that read the target of step `at`, after the last step that wrote it.
+fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[StepRef]> {
+    let Some(into) = accesses(&steps[at]).1 else {
         return Box::default();
     };
-    if matches!(&steps[at], Step::Copy { from, into } if overlap.whole(*from) == overlap.whole(*into)) {
-        // Onto itself, in place: nothing is written.
+    if matches!(&steps[at], Step::Copy { from, into } if overlap.resolve(*from) == overlap.resolve(*into)) {
+        // A copy onto itself, in place: nothing is written.
         return Box::default();
     }
     let mut sends = Vec::new();
-    for edge in backwards(steps.len(), at) {
-        if edge.back == 1 && is_renewed(into) {
+    for edge in preceding_steps(steps.len(), at) {
+        if edge.slices_back == 1 && changes_per_slice(into) {
             break;
         }
         match &steps[edge.step as usize] {
@@ -214,19 +216,19 @@ fn sends_before(steps: &[Step], at: usize, overlap: &Overlap) -> Box<[Edge]> {
     sends.into()
 }
 
-/// The last step before `at` that touches what it writes.
-fn last_touch(steps: &[Step], at: usize, overlap: &Overlap) -> Option<Edge> {
-    let into = touches(&steps[at]).1?;
-    backwards(steps.len(), at).find(|edge| {
-        if edge.back == 1 && is_renewed(into) {
+/// The last step before `at` that accesses its target.
+fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<StepRef> {
+    let into = accesses(&steps[at]).1?;
+    preceding_steps(steps.len(), at).find(|edge| {
+        if edge.slices_back == 1 && changes_per_slice(into) {
             return false;
         }
-        let (reads, writes) = touches(&steps[edge.step as usize]);
+        let (reads, writes) = accesses(&steps[edge.step as usize]);
         reads.into_iter().chain(writes).any(|span| overlap.between(span, into))
     })
 }
 
-/// The form of what a message is made of, and the span that it is of on this side.
+/// The peer of a message, its representation, and its span on this side.
 pub(super) fn message(step: &Step) -> Option<(Rank, Form, Span)> {
     match step {
         Step::Send { to, span } => Some((*to, span.place.form(), *span)),
