@@ -304,7 +304,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_one_line() {
         (
             "ib_write_lat --use_cuda 0",
             2,
-            "ib_write_lat sees a message by looking at its last byte",
+            "ib_write_lat polls the last byte of a message",
         ),
         ("ib_atomic_bw --use_cuda 0", 2, "atomics"),
         ("ib_write_bw --use_cuda 0 -I 64", 2, "-I does not go with --use_cuda"),

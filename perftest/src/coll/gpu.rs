@@ -60,7 +60,7 @@ pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
         (args.deterministic, "--deterministic"),
         (args.operation == Collective::AllToAllV, "alltoallv"),
     ];
-    match one.iter().find(|(is_asked, _)| *is_asked) {
+    match one.iter().find(|(is_given, _)| *is_given) {
         Some((_, what)) => Err(Failure::usage(format!(
             "{what} is for memory of the host: leave out --gpu"
         ))),
@@ -234,8 +234,8 @@ impl Job<'_> {
     fn measurement<T: Number>(&mut self, in_place: bool) -> Result<Measurement, Stop> {
         let rank = self.gpu.rank();
         let mut wrong = 0;
-        for turn in 0..u64::from(self.args.check) {
-            let seed = self.args.seed ^ turn << 32;
+        for check in 0..u64::from(self.args.check) {
+            let seed = self.args.seed ^ check << 32;
             let operands = self.operands::<T>(in_place)?;
             self.fill::<T>(&operands, seed)?;
             self.enqueue::<T>(&operands)?;

@@ -185,8 +185,8 @@ impl Job<'_> {
             op => Reduction::from(op),
         };
         let mut wrong = 0;
-        for turn in 0..u64::from(args.check) {
-            let seed = args.seed ^ turn << 32;
+        for check in 0..u64::from(args.check) {
+            let seed = args.seed ^ check << 32;
             buffers.fill(&case, rank, seed);
             buffers.run(comm, &case, &reduction, None)?;
             wrong += case.wrong(op, rank, seed, buffers.output(&case, rank));

@@ -25,11 +25,11 @@ struct Simulated<'a> {
     per_host: u32,
     /// The link kind of results that are not measured.
     link: &'static str,
-    results: Vec<Line<'a>>,
+    results: Vec<AlgorithmRow<'a>>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct AlgorithmRow<'a> {
     bytes: u64,
     algorithm: &'a str,
     protocol: &'a str,
@@ -125,9 +125,9 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn line<'a>(args: &CollArgs, row: &Row, best: &[Row]) -> Line<'a> {
+fn line<'a>(args: &CollArgs, row: &Row, best: &[Row]) -> AlgorithmRow<'a> {
     let factor = traffic::factor(args.operation, row.ranks);
-    Line {
+    AlgorithmRow {
         bytes: row.bytes,
         algorithm: row.choice.algorithm.name(),
         protocol: row.choice.protocol.name(),
