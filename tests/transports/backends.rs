@@ -141,7 +141,7 @@ fn reliable<B: Backend>(a: &mut Side, b: &mut Side, mut to_b: QueuePair<Rc, B>, 
 }
 
 #[test]
-fn rc_does_the_same_over_both() {
+fn rc_is_the_same_on_both_backends() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     fn allow(builder: QueuePairBuilder<'_>) -> QueuePairBuilder<'_> {
         let builder = builder.allow_remote_read().allow_remote_write().allow_remote_atomic();
@@ -157,7 +157,7 @@ fn rc_does_the_same_over_both() {
 }
 
 #[test]
-fn uc_streams_by_calls() {
+fn uc_streams_by_work_requests() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     let (mut to_b, mut to_a) = connect(&a, &b, |builder: QueuePairBuilder<'_>| {
         builder.allow_remote_write().work_requests().uc()
@@ -224,7 +224,7 @@ fn datagrams<B: Backend>(a: &mut Side, b: &mut Side, mut from: QueuePair<Ud, B>,
 }
 
 #[test]
-fn ud_does_the_same_over_both() {
+fn ud_is_the_same_on_both_backends() {
     let (mut a, mut b) = (Side::new(0), Side::new(1));
     let lists = |side: &Side| side.builder().max_send_sge(2).ud().unwrap();
     let (from, to) = (lists(&a), lists(&b));
