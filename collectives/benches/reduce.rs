@@ -7,7 +7,7 @@ use core::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use doorbell_collectives::kernel::{Function, lines};
-use doorbell_collectives::plan::Form::{Element, Partial};
+use doorbell_collectives::plan::BlockForm::{Element, Partial};
 use doorbell_collectives::{DataType, ReduceOp};
 
 /// Page-aligned memory, touched, with bytes that are ordinary numbers in every type.

@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use doorbell_verbs::{Alias, Buffer, Memory, MemoryError, ProtectionDomain, RemoteWrite};
+use doorbell_verbs::{Buffer, BufferAlias, Memory, MemoryError, PeerWrite, ProtectionDomain};
 
 /// Shared memory registered on each device of a communicator, remotely writable by its peers.
 /// Initially zero and page-aligned.
@@ -23,9 +23,9 @@ pub struct Segment {
 
 #[derive(Debug)]
 struct Registered {
-    whole: Alias,
+    whole: BufferAlias,
     rkey: u32,
-    _buffer: Buffer<RemoteWrite>,
+    _buffer: Buffer<PeerWrite>,
 }
 
 // SAFETY: it owns its memory, and gives no references to the bytes.
@@ -47,7 +47,7 @@ impl Segment {
             let owner = Arc::clone(&memory);
             // SAFETY: the bytes are initialised, and mapped until the owner is dropped, which
             // nothing borrows. The executor's protocols determine which bytes are accessed.
-            let buffer = unsafe { domain.register_raw(start.as_ptr(), len, RemoteWrite, owner) }?;
+            let buffer = unsafe { domain.register_raw(start.as_ptr(), len, PeerWrite, owner) }?;
             Ok(Registered {
                 // SAFETY: the buffer lives beside it; the executor keeps a segment until no request
                 // refers to it.
@@ -84,7 +84,7 @@ impl Segment {
 
     /// The `len` bytes at `offset`, for requests on the device `rail`; `None` out of bounds.
     #[inline]
-    pub(crate) fn alias(&self, rail: usize, offset: usize, len: usize) -> Option<Alias> {
+    pub(crate) fn alias(&self, rail: usize, offset: usize, len: usize) -> Option<BufferAlias> {
         self.rails.get(rail)?.whole.slice(offset, len)
     }
 

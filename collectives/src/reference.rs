@@ -117,7 +117,7 @@ impl Case {
     /// # Panics
     /// When the output does not have [`output`](Self::output) elements.
     #[must_use]
-    pub fn wrong<T: Number>(&self, op: ReduceOp, rank: Rank, seed: u64, output: &[T]) -> u64 {
+    pub fn count_wrong<T: Number>(&self, op: ReduceOp, rank: Rank, seed: u64, output: &[T]) -> u64 {
         assert_eq!(output.len() as u64, self.output(rank), "the output's length");
         let mut rest = output;
         let mut wrong = 0;
@@ -127,9 +127,9 @@ impl Case {
             wrong += (0..)
                 .zip(piece)
                 .filter(|&(index, &got)| match origin {
-                    Origin::From(from, first) => !got.is(given(seed, from, first + index)),
+                    Origin::From(from, first) => !got.has_same_bits(input_element(seed, from, first + index)),
                     Origin::Reduced(first) => {
-                        !got.agrees(op, self.ranks, |from| given(seed, Rank(from), first + index))
+                        !got.agrees(op, self.ranks, |from| input_element(seed, Rank(from), first + index))
                     }
                 })
                 .count() as u64;
@@ -140,11 +140,11 @@ impl Case {
 
 /// The element of `rank`'s input at `index`.
 #[must_use]
-pub fn given<T: Number>(seed: u64, rank: Rank, index: u64) -> T {
+pub fn input_element<T: Number>(seed: u64, rank: Rank, index: u64) -> T {
     let mut bits = (seed ^ (u64::from(rank.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
         .wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    T::drawn(bits ^ (bits >> 31))
+    T::from_random_bits(bits ^ (bits >> 31))
 }
 
 /// An element type with reference results.
@@ -154,10 +154,10 @@ pub trait Number: Element {
 
     /// A number from random bits: any integer; for floats one of magnitude 3/4 to 5/4, so that sums
     /// and products over the tested numbers of ranks fit the smallest types.
-    fn drawn(bits: u64) -> Self;
+    fn from_random_bits(bits: u64) -> Self;
 
     /// Bitwise equality.
-    fn is(self, other: Self) -> bool;
+    fn has_same_bits(self, other: Self) -> bool;
 
     /// The scalar of `rank` for [`ReduceOp::PreMulSum`].
     fn scalar(rank: Rank) -> Self::Accumulator;
@@ -172,11 +172,11 @@ macro_rules! integers {
             impl Number for $type {
                 const ZERO: Self = 0;
 
-                fn drawn(bits: u64) -> Self {
+                fn from_random_bits(bits: u64) -> Self {
                     bits as Self
                 }
 
-                fn is(self, other: Self) -> bool {
+                fn has_same_bits(self, other: Self) -> bool {
                     self == other
                 }
 
@@ -245,14 +245,14 @@ macro_rules! floats {
             impl Number for $type {
                 const ZERO: Self = Self::from_bits(0);
 
-                fn drawn(bits: u64) -> Self {
+                fn from_random_bits(bits: u64) -> Self {
                     // 52 random bits as a number from 1 to 2.
                     let fraction = f64::from_bits(0x3ff0_0000_0000_0000 | bits >> 12);
                     let magnitude = 0.25 + 0.5 * fraction;
                     $from(if bits & 1 == 0 { magnitude } else { -magnitude })
                 }
 
-                fn is(self, other: Self) -> bool {
+                fn has_same_bits(self, other: Self) -> bool {
                     self.to_bits() == other.to_bits()
                 }
 
@@ -322,25 +322,28 @@ mod tests {
         };
         let sum = |index| {
             (0..5)
-                .map(|rank| f64::from(given::<f32>(9, Rank(rank), index)))
+                .map(|rank| f64::from(input_element::<f32>(9, Rank(rank), index)))
                 .sum::<f64>()
         };
         let mut sums: Vec<f32> = (0..100).map(|index| sum(index) as f32).collect();
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
         sums[7] += 1e-5;
         sums[8] = f32::NAN;
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 2);
-        assert!(case.wrong(ReduceOp::Sum, Rank(0), 8, &sums) > 90, "of another seed");
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 2);
+        assert!(
+            case.count_wrong(ReduceOp::Sum, Rank(0), 8, &sums) > 90,
+            "of another seed"
+        );
 
         let sum = |index| {
             (0..5)
-                .map(|rank| given::<i8>(9, Rank(rank), index))
+                .map(|rank| input_element::<i8>(9, Rank(rank), index))
                 .fold(0, i8::wrapping_add)
         };
         let mut sums: Vec<i8> = (0..100).map(sum).collect();
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 0);
         sums[99] = sums[99].wrapping_add(1);
-        assert_eq!(case.wrong(ReduceOp::Sum, Rank(0), 9, &sums), 1);
+        assert_eq!(case.count_wrong(ReduceOp::Sum, Rank(0), 9, &sums), 1);
     }
 
     #[test]

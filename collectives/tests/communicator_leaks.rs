@@ -73,8 +73,8 @@ fn round(number: u32) {
             3 => {
                 let _ = request.wait();
                 if me == 0 {
-                    comm.cut(Rank(1)).unwrap();
-                    comm.cut(Rank(2)).unwrap();
+                    comm.break_links(Rank(1)).unwrap();
+                    comm.break_links(Rank(2)).unwrap();
                 }
                 comm.all_reduce(&mut [1.0f32; 100_000], ReduceOp::Sum)
                     .wait()

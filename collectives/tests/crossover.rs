@@ -9,7 +9,7 @@ use std::path::Path;
 use doorbell_collectives::DataType;
 use doorbell_collectives::cost::{Compute, Link};
 use doorbell_collectives::plan::Collective;
-use doorbell_collectives::simulate::{Fabric, Row, chart, quickest, table};
+use doorbell_collectives::simulate::{Fabric, Row, chart, fastest, table};
 use doorbell_collectives::tune::Tuner;
 
 /// Ranks, and how many of them share a host and its one adapter.
@@ -53,7 +53,7 @@ fn the_crossover_chart_matches_the_simulator() {
         write!(text, " {} |", title(ranks, per_host)).unwrap();
     }
     text.push_str("\n|---|---|---|---|---|\n");
-    let best: Vec<Vec<Row>> = panels.iter().map(|(_, rows)| quickest(rows)).collect();
+    let best: Vec<Vec<Row>> = panels.iter().map(|(_, rows)| fastest(rows)).collect();
     for (index, first) in best[0].iter().enumerate() {
         write!(text, "| {} |", size(first.bytes)).unwrap();
         for rows in &best {

@@ -11,7 +11,7 @@ use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{Communicator, Rank, ReduceOp};
 use doorbell_cuda::{Context, Stream};
-use doorbell_cuda_standin::{Manner, Standin};
+use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 /// Of the standin's kinds, those that a communicator uses.
 const KINDS: [&str; 6] = ["allocation", "mapping", "reservation", "host", "stream", "event"];
@@ -40,7 +40,7 @@ fn make(comm: &Communicator, context: &Context, times: u32) {
 
 #[test]
 fn a_thousand_communicators_leave_nothing() {
-    let standin = Standin::load(Manner::Prompt);
+    let standin = Standin::load(ExecutionMode::Prompt);
     let driver = standin.driver().unwrap();
     let contexts: Vec<_> = (0..2).map(|rank| gpus::gpu(driver, Rank(rank))).collect();
     // One of the ranks counts, while all are here: counting opens a folder.

@@ -9,7 +9,7 @@ mod tools;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use doorbell_cuda_standin::{Manner, environment};
+use doorbell_cuda_standin::{ExecutionMode, environment};
 use nix::sys::signal::Signal;
 
 use self::tools::{Running, ToolOutput, Tools, free_port};
@@ -28,7 +28,7 @@ impl Bench {
 
     /// With the stand-in for two GPUs.
     fn with_gpus() -> Bench {
-        let standin = environment(Manner::Prompt, 2);
+        let standin = environment(ExecutionMode::Prompt, 2);
         Bench::of(
             standin
                 .into_iter()

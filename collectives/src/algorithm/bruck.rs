@@ -3,7 +3,7 @@
 //! for all-to-all communications in multiport message-passing systems, 1997.)
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
-use crate::plan::{Place, Span, Step};
+use crate::plan::{PlanMemory, Span, Step};
 
 /// The distances: 1, 2, 4 … below p.
 fn rounds(p: u32) -> std::ops::Range<u32> {
@@ -21,17 +21,20 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
-        let parts = |first, parts| Span::new(Place::Scratch, first, parts);
-        let own = copy(Span::block(Place::Input, 0), parts(0, 1));
+        let parts = |first, parts| Span::new(PlanMemory::Scratch, first, parts);
+        let own = copy(Span::block(PlanMemory::Input, 0), parts(0, 1));
         let exchange = rounds(p).flat_map(move |round| {
             let distance = 1 << round;
             let count = distance.min(p - distance);
             let (to, from) = (members.rank(v + p - distance), members.rank(v + distance));
             [send(to, parts(0, count)), recv(from, parts(distance, count))]
         });
-        let sort = members
-            .runs(v, p)
-            .map(move |run| copy(parts(run.at, run.ranks), Span::new(Place::Output, run.rank, run.ranks)));
+        let sort = members.runs(v, p).map(move |run| {
+            copy(
+                parts(run.at, run.ranks),
+                Span::new(PlanMemory::Output, run.rank, run.ranks),
+            )
+        });
         Box::new(std::iter::once(own).chain(exchange).chain(sort))
     },
     scratch: |members, v| (0..members.ranks()).map(|part| members.rank(v + part).0).collect(),
@@ -52,19 +55,19 @@ pub(super) const ALL_TO_ALL: Recipe = Recipe {
         let p = members.ranks();
         let exchange = rounds(p).flat_map(move |round| {
             let (distance, count) = (1 << round, parts_in_round(p, round));
-            let packed = move |index| Span::block(Place::Scratch, packed_area(p, round) + index);
+            let packed = move |index| Span::block(PlanMemory::Scratch, packed_area(p, round) + index);
             let travel = (1..p).filter(move |part| part & distance != 0);
             let pack = travel
                 .zip(0..)
                 .map(move |(part, index)| (location_of(members, v, part, round), packed(index)));
-            let message = Span::new(Place::Scratch, packed_area(p, round), count);
-            let into = Span::new(Place::Scratch, arrivals_begin(p, round), count);
+            let message = Span::new(PlanMemory::Scratch, packed_area(p, round), count);
+            let into = Span::new(PlanMemory::Scratch, arrivals_begin(p, round), count);
             let (to, from) = (members.rank(v + distance), members.rank(v + p - distance));
             copies(pack).chain([send(to, message), recv(from, into)])
         });
         let sort = (0..p).map(move |part| {
             let from = location_of(members, v, part, u32::BITS);
-            (from, Span::block(Place::Output, members.rank(v + p - part).0))
+            (from, Span::block(PlanMemory::Output, members.rank(v + p - part).0))
         });
         Box::new(exchange.chain(copies(sort)))
     },
@@ -97,10 +100,10 @@ fn packed_area(p: u32, round: u32) -> u32 {
 fn location_of(members: &Members, v: u32, part: u32, round: u32) -> Span {
     let travelled = part & (1u32.checked_shl(round).unwrap_or(0).wrapping_sub(1));
     match travelled.checked_ilog2() {
-        None => Span::block(Place::Input, members.rank(v + part).0),
+        None => Span::block(PlanMemory::Input, members.rank(v + part).0),
         Some(last) => {
             let index = part >> (last + 1) << last | part & ((1 << last) - 1);
-            Span::block(Place::Scratch, arrivals_begin(members.ranks(), last) + index)
+            Span::block(PlanMemory::Scratch, arrivals_begin(members.ranks(), last) + index)
         }
     }
 }

@@ -14,7 +14,7 @@
 
 use super::tree::{Node, lowest_bit};
 use super::{Members, Recipe, no_blocks};
-use crate::plan::{Form, Place};
+use crate::plan::{BlockForm, PlanMemory};
 
 /// Broadcast.
 ///
@@ -55,7 +55,7 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     deterministic: false,
     steps: |members, tree, v| {
         let node = node(members, tree, v);
-        Box::new(node.reduce().into_iter().chain(node.send_down(Place::Output)))
+        Box::new(node.reduce().into_iter().chain(node.send_down(PlanMemory::Output)))
     },
     scratch: no_blocks,
     partial,
@@ -93,9 +93,9 @@ fn node(members: &Members, tree: u32, v: u32) -> Node {
         (
             who(label),
             if label.is_multiple_of(2) {
-                Form::Partial
+                BlockForm::Partial
             } else {
-                Form::Element
+                BlockForm::Element
             },
         )
     };

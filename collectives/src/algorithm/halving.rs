@@ -5,7 +5,7 @@
 
 use super::fold::{Fold, Role};
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
-use crate::plan::{Form, Place, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
 /// All-reduce: recursive halving (reduce-scatter), then recursive doubling (all-gather). As few
 /// bytes as the ring, in logarithmic time.
@@ -32,24 +32,24 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
     let all = |place| Span::new(place, 0, cores);
     let Role::Core(core) = fold.role(v) else {
         let into = members.rank(v - 1);
-        return vec![send(into, all(Place::Input)), recv(into, all(Place::Output))];
+        return vec![send(into, all(PlanMemory::Input)), recv(into, all(PlanMemory::Output))];
     };
     let blocks = |place, first, end| Span::new(place, first, end - first);
     let mut steps = halve(
         members,
         core,
-        Place::Input,
-        Some(Span::block(Place::Output, core)),
+        PlanMemory::Input,
+        Some(Span::block(PlanMemory::Output, core)),
         blocks,
     );
     for round in 0..fold.rounds {
         let peer = fold.rank(members, core ^ 1 << round);
-        let known = |group: u32| Span::new(Place::Output, group << round, 1 << round);
+        let known = |group: u32| Span::new(PlanMemory::Output, group << round, 1 << round);
         let group = core >> round;
         steps.extend([send(peer, known(group)), recv(peer, known(group ^ 1))]);
     }
     if fold.has_folded(core) {
-        steps.push(send(members.rank(v + 1), all(Place::Output)));
+        steps.push(send(members.rank(v + 1), all(PlanMemory::Output)));
     }
     steps
 }
@@ -65,11 +65,15 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
-        let given = if members.sorted { Place::Input } else { Place::Scratch };
+        let given = if members.sorted {
+            PlanMemory::Input
+        } else {
+            PlanMemory::Scratch
+        };
         let sort = if members.sorted { 0 } else { members.ranks() };
         let sort = members.runs(0, sort).map(|run| {
-            let input = Span::new(Place::Input, run.rank, run.ranks);
-            copy(input, Span::new(Place::Scratch, run.at, run.ranks))
+            let input = Span::new(PlanMemory::Input, run.rank, run.ranks);
+            copy(input, Span::new(PlanMemory::Scratch, run.at, run.ranks))
         });
         Box::new(sort.chain(reduce_scatter(members, v, given)))
     },
@@ -103,19 +107,19 @@ fn kept(members: &Members, core: u32) -> core::ops::Range<u32> {
 }
 
 /// Reduces the parts in `given`, in the order of the members.
-fn reduce_scatter(members: &Members, v: u32, given: Place) -> Vec<Step> {
+fn reduce_scatter(members: &Members, v: u32, given: PlanMemory) -> Vec<Step> {
     let p = members.ranks();
     let fold = Fold::new(p);
-    let output = Span::block(Place::Output, 0);
+    let output = Span::block(PlanMemory::Output, 0);
     let round_off = |partial| Step::Reduce {
-        sources: Box::new([Span::block(Place::Partial, partial)]),
+        sources: Box::new([Span::block(PlanMemory::Partial, partial)]),
         into: output,
     };
     let Role::Core(core) = fold.role(v) else {
         let into = members.rank(v - 1);
         return vec![
             send(into, Span::new(given, 0, p)),
-            recv(into, Span::block(Place::Partial, 0)),
+            recv(into, Span::block(PlanMemory::Partial, 0)),
             round_off(0),
         ];
     };
@@ -126,7 +130,7 @@ fn reduce_scatter(members: &Members, v: u32, given: Place) -> Vec<Step> {
     let last = (!fold.has_folded(core)).then_some(output);
     let mut steps = halve(members, core, given, last, parts);
     if fold.has_folded(core) {
-        let rest = Span::block(Place::Partial, v + 1);
+        let rest = Span::block(PlanMemory::Partial, v + 1);
         steps.extend([send(members.rank(v + 1), rest), round_off(v)]);
     }
     steps
@@ -138,28 +142,35 @@ fn reduce_scatter(members: &Members, v: u32, given: Place) -> Vec<Step> {
 fn halve(
     members: &Members,
     core: u32,
-    given: Place,
+    given: PlanMemory,
     last: Option<Span>,
-    span: impl Fn(Place, u32, u32) -> Span,
+    span: impl Fn(PlanMemory, u32, u32) -> Span,
 ) -> Vec<Step> {
     let fold = Fold::new(members.ranks());
     let mut steps = Vec::with_capacity(4 * fold.rounds as usize + 2);
-    let before = span(Place::Partial, 0, kept(members, core).start).blocks;
+    let before = span(PlanMemory::Partial, 0, kept(members, core).start).blocks;
     let blocks = |place, from, to| {
         let Span { first, blocks, .. } = span(place, from, to);
         Span::new(
             place,
-            if place == Place::Partial { first - before } else { first },
+            if place == PlanMemory::Partial {
+                first - before
+            } else {
+                first
+            },
             blocks,
         )
     };
     let mut held = given;
     if fold.has_folded(core) {
         let from = members.rank(fold.position(core) + 1);
-        let (with, into) = (blocks(given, 0, fold.cores()), blocks(Place::Partial, 0, fold.cores()));
-        let form = Form::Element;
+        let (with, into) = (
+            blocks(given, 0, fold.cores()),
+            blocks(PlanMemory::Partial, 0, fold.cores()),
+        );
+        let form = BlockForm::Element;
         steps.push(Step::RecvReduce { from, form, with, into });
-        held = Place::Partial;
+        held = PlanMemory::Partial;
     }
     for round in (0..fold.rounds).rev() {
         let other = core ^ 1 << round;
@@ -167,13 +178,13 @@ fn halve(
         let half = |of: u32, place| blocks(place, of >> round << round, ((of >> round) + 1) << round);
         let first = round + 1 == fold.rounds;
         let form = if first && !fold.has_folded(other) {
-            Form::Element
+            BlockForm::Element
         } else {
-            Form::Partial
+            BlockForm::Partial
         };
         let into = match last {
             Some(last) if round == 0 => last,
-            _ => half(core, Place::Partial),
+            _ => half(core, PlanMemory::Partial),
         };
         let with = half(core, held);
         steps.push(send(peer, half(other, held)));
@@ -183,7 +194,7 @@ fn halve(
             with,
             into,
         });
-        held = Place::Partial;
+        held = PlanMemory::Partial;
     }
     steps
 }

@@ -5,7 +5,7 @@
 //! equal to a loop over the ranks' contributions.
 
 use super::{Members, Recipe, Steps, copy, no_blocks, one_block, recv, send};
-use crate::plan::{Place, Span, Step};
+use crate::plan::{PlanMemory, Span, Step};
 use crate::types::Rank;
 
 /// The peers of the member at position `v` in sending order.
@@ -21,7 +21,7 @@ fn receive_order(members: &Members, v: u32) -> impl Iterator<Item = Rank> + Send
 
 /// The block of `Scratch` for another rank's contribution.
 fn contribution(own: u32, other: u32) -> Span {
-    Span::block(Place::Scratch, if other < own { other } else { other - 1 })
+    Span::block(PlanMemory::Scratch, if other < own { other } else { other - 1 })
 }
 
 /// Reduces all contributions to the block `own` of the rank's input, the others' from scratch, in
@@ -29,7 +29,7 @@ fn contribution(own: u32, other: u32) -> Span {
 fn reduce_all(members: &Members, rank: u32, own: u32, into: Span) -> Step {
     let source = |other| {
         if other == rank {
-            Span::block(Place::Input, own)
+            Span::block(PlanMemory::Input, own)
         } else {
             contribution(rank, other)
         }
@@ -50,7 +50,7 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| {
         let rank = members.rank(v).0;
-        let output = |rank| Span::block(Place::Output, rank);
+        let output = |rank| Span::block(PlanMemory::Output, rank);
         let sends = send_order(members, v).map(move |to| send(to, output(rank)));
         let receives = receive_order(members, v).map(move |from| recv(from, output(from.0)));
         Box::new(reduce_own(members, v, output(rank)).chain(sends).chain(receives))
@@ -67,14 +67,14 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     strands: 1,
     in_place: true,
     deterministic: true,
-    steps: |members, _, v| Box::new(reduce_own(members, v, Span::block(Place::Output, 0))),
+    steps: |members, _, v| Box::new(reduce_own(members, v, Span::block(PlanMemory::Output, 0))),
     scratch: contributions,
     partial: no_blocks,
 };
 
 fn reduce_own(members: &Members, v: u32, into: Span) -> impl Iterator<Item = Step> + Send + '_ {
     let rank = members.rank(v).0;
-    let give = send_order(members, v).map(|to| send(to, Span::block(Place::Input, to.0)));
+    let give = send_order(members, v).map(|to| send(to, Span::block(PlanMemory::Input, to.0)));
     let take = receive_order(members, v).map(move |from| recv(from, contribution(rank, from.0)));
     let reduce = std::iter::once_with(move || reduce_all(members, rank, rank, into));
     give.chain(take).chain(reduce)
@@ -95,9 +95,9 @@ pub(super) const ONE_SHOT: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| {
         let rank = members.rank(v).0;
-        let give = send_order(members, v).map(|to| send(to, Span::block(Place::Input, 0)));
+        let give = send_order(members, v).map(|to| send(to, Span::block(PlanMemory::Input, 0)));
         let take = receive_order(members, v).map(move |from| recv(from, contribution(rank, from.0)));
-        let reduce = move || reduce_all(members, rank, 0, Span::block(Place::Output, 0));
+        let reduce = move || reduce_all(members, rank, 0, Span::block(PlanMemory::Output, 0));
         Box::new(give.chain(take).chain(std::iter::once_with(reduce)))
     },
     scratch: |members, _| vec![0; members.ranks() as usize - 1],
@@ -115,10 +115,10 @@ pub(super) const REDUCE: Recipe = Recipe {
     steps: |members, _, v| {
         let (rank, root) = (members.rank(v), members.shape.root);
         if rank != root {
-            return Box::new(std::iter::once(send(root, Span::block(Place::Input, 0))));
+            return Box::new(std::iter::once(send(root, Span::block(PlanMemory::Input, 0))));
         }
         let take = receive_order(members, v).map(move |from| recv(from, contribution(root.0, from.0)));
-        let reduce = move || reduce_all(members, root.0, 0, Span::block(Place::Output, 0));
+        let reduce = move || reduce_all(members, root.0, 0, Span::block(PlanMemory::Output, 0));
         Box::new(take.chain(std::iter::once_with(reduce)))
     },
     scratch: |members, v| {
@@ -161,11 +161,11 @@ pub(super) const SCATTER: Recipe = Recipe {
 /// The root sends each rank the block of its input that `block` returns.
 fn from_root(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     let (rank, root) = (members.rank(v), members.shape.root);
-    let output = Span::block(Place::Output, 0);
+    let output = Span::block(PlanMemory::Output, 0);
     if rank != root {
         return Box::new(std::iter::once(recv(root, output)));
     }
-    let input = move |rank| Span::block(Place::Input, block(rank));
+    let input = move |rank| Span::block(PlanMemory::Input, block(rank));
     let give = send_order(members, v).map(move |to| send(to, input(to.0)));
     Box::new(give.chain(std::iter::once(copy(input(root.0), output))))
 }
@@ -180,12 +180,12 @@ pub(super) const GATHER: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| {
         let (rank, root) = (members.rank(v), members.shape.root);
-        let input = Span::block(Place::Input, 0);
+        let input = Span::block(PlanMemory::Input, 0);
         if rank != root {
             return Box::new(std::iter::once(send(root, input)));
         }
-        let own = copy(input, Span::block(Place::Output, root.0));
-        let take = receive_order(members, v).map(|from| recv(from, Span::block(Place::Output, from.0)));
+        let own = copy(input, Span::block(PlanMemory::Output, root.0));
+        let take = receive_order(members, v).map(|from| recv(from, Span::block(PlanMemory::Output, from.0)));
         Box::new(std::iter::once(own).chain(take))
     },
     scratch: no_blocks,
@@ -222,8 +222,8 @@ pub(super) const ALL_TO_ALL: Recipe = Recipe {
 /// sender.
 fn exchange(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
     let rank = members.rank(v).0;
-    let input = move |rank| Span::block(Place::Input, block(rank));
-    let output = |rank| Span::block(Place::Output, rank);
+    let input = move |rank| Span::block(PlanMemory::Input, block(rank));
+    let output = |rank| Span::block(PlanMemory::Output, rank);
     let give = send_order(members, v).map(move |to| send(to, input(to.0)));
     let take = receive_order(members, v).map(move |from| recv(from, output(from.0)));
     Box::new(give.chain([copy(input(rank), output(rank))]).chain(take))
@@ -240,8 +240,8 @@ pub(super) const SEND_RECV: Recipe = Recipe {
     steps: |members, _, v| {
         let (p, rank) = (members.ranks(), members.rank(v).0);
         let (next, before) = (Rank((rank + 1) % p), Rank((rank + p - 1) % p));
-        let give = send(next, Span::block(Place::Input, 0));
-        Box::new([give, recv(before, Span::block(Place::Output, 0))].into_iter())
+        let give = send(next, Span::block(PlanMemory::Input, 0));
+        Box::new([give, recv(before, Span::block(PlanMemory::Output, 0))].into_iter())
     },
     scratch: no_blocks,
     partial: no_blocks,

@@ -8,7 +8,7 @@
 //!
 //! A single rank copies, for any algorithm, so recipes have at least two members.
 
-use crate::plan::{Collective, Place, Schedule, Shape, Span, Step};
+use crate::plan::{Collective, PlanMemory, Schedule, Shape, Span, Step};
 use crate::types::{Rank, named};
 
 mod bruck;
@@ -197,12 +197,12 @@ const SINGLE_RANK: Recipe = Recipe {
     steps: |members, _, _| match members.shape.collective {
         Collective::Barrier => Box::new(std::iter::empty()),
         collective if collective.reduces() => Box::new(std::iter::once(Step::Reduce {
-            sources: Box::new([Span::block(Place::Input, 0)]),
-            into: Span::block(Place::Output, 0),
+            sources: Box::new([Span::block(PlanMemory::Input, 0)]),
+            into: Span::block(PlanMemory::Output, 0),
         })),
         _ => Box::new(std::iter::once(copy(
-            Span::block(Place::Input, 0),
-            Span::block(Place::Output, 0),
+            Span::block(PlanMemory::Input, 0),
+            Span::block(PlanMemory::Output, 0),
         ))),
     },
     scratch: no_blocks,

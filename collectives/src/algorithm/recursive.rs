@@ -6,7 +6,7 @@
 
 use super::fold::{Fold, Role};
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
-use crate::plan::{Form, Place, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
 /// All-reduce: for the smallest counts.
 ///
@@ -31,8 +31,8 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
 
 fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
     let fold = Fold::new(members.ranks());
-    let output = Span::block(Place::Output, 0);
-    let mut held = Span::block(Place::Input, 0);
+    let output = Span::block(PlanMemory::Output, 0);
+    let mut held = Span::block(PlanMemory::Input, 0);
     let Role::Core(core) = fold.role(v) else {
         let into = members.rank(v - 1);
         return vec![send(into, held), recv(into, output)];
@@ -42,8 +42,8 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
     // message.
     let mut turn = 0;
     if fold.has_folded(core) {
-        let into = Span::block(Place::Partial, 0);
-        let (from, form) = (members.rank(v + 1), Form::Element);
+        let into = Span::block(PlanMemory::Partial, 0);
+        let (from, form) = (members.rank(v + 1), BlockForm::Element);
         steps.push(Step::RecvReduce {
             from,
             form,
@@ -56,14 +56,14 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
         let other = core ^ 1 << round;
         let peer = fold.rank(members, other);
         let form = if round == 0 && !fold.has_folded(other) {
-            Form::Element
+            BlockForm::Element
         } else {
-            Form::Partial
+            BlockForm::Partial
         };
         let into = if round + 1 == fold.rounds {
             output
         } else {
-            Span::block(Place::Partial, turn)
+            Span::block(PlanMemory::Partial, turn)
         };
         steps.push(send(peer, held));
         steps.push(Step::RecvReduce {
@@ -91,11 +91,15 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
-        let place = if members.sorted { Place::Output } else { Place::Scratch };
+        let place = if members.sorted {
+            PlanMemory::Output
+        } else {
+            PlanMemory::Scratch
+        };
         let sort = if members.sorted { 0 } else { members.ranks() };
         let sort = members.runs(0, sort).map(|run| {
-            let subtree_parts = Span::new(Place::Scratch, run.at, run.ranks);
-            copy(subtree_parts, Span::new(Place::Output, run.rank, run.ranks))
+            let subtree_parts = Span::new(PlanMemory::Scratch, run.at, run.ranks);
+            copy(subtree_parts, Span::new(PlanMemory::Output, run.rank, run.ranks))
         });
         Box::new(all_gather(members, v, place).into_iter().chain(sort))
     },
@@ -107,10 +111,10 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
 };
 
 /// Collects all parts in `place`, in the order of the members.
-fn all_gather(members: &Members, v: u32, place: Place) -> Vec<Step> {
+fn all_gather(members: &Members, v: u32, place: PlanMemory) -> Vec<Step> {
     let p = members.ranks();
     let fold = Fold::new(p);
-    let input = Span::block(Place::Input, 0);
+    let input = Span::block(PlanMemory::Input, 0);
     let all = Span::new(place, 0, p);
     let Role::Core(core) = fold.role(v) else {
         let into = members.rank(v - 1);

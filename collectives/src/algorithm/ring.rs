@@ -3,7 +3,7 @@
 //! All links are always busy, and the latency grows with p: for large counts.
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
-use crate::plan::{Form, Place, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
 /// All-reduce: p blocks go around once to be reduced (reduce-scatter) and once more to be
 /// distributed (all-gather).
@@ -18,7 +18,7 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     steps: |members, _, v| {
         let p = members.ranks();
         let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
-        let output = move |position: u32| Span::block(Place::Output, position % p);
+        let output = move |position: u32| Span::block(PlanMemory::Output, position % p);
         let gather = (0..p - 1).flat_map(move |step| {
             [
                 send(after, output(v + 1 + p - step)),
@@ -46,7 +46,7 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
     steps: |members, _, v| {
         let p = members.ranks();
         let part = move |turn| members.rank(v + 2 * p - 1 - turn).0;
-        Box::new(reduce_around(members, v, part, Span::block(Place::Output, 0)))
+        Box::new(reduce_around(members, v, part, Span::block(PlanMemory::Output, 0)))
     },
     scratch: no_blocks,
     partial: |members, v| {
@@ -58,7 +58,7 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
 /// The blocks go around once: in turn t the rank sends block `block(t)` and adds its own
 /// contribution to `block(t + 1)`; the last of them is then complete, and goes into `last`.
 ///
-/// Partial results of turn t are block t of [`Place::Partial`], so no block is written that may
+/// Partial results of turn t are block t of [`PlanMemory::Partial`], so no block is written that may
 /// still be in flight.
 fn reduce_around<'a>(
     members: &'a Members,
@@ -70,15 +70,15 @@ fn reduce_around<'a>(
     let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
     (0..p - 1).flat_map(move |turn| {
         let (form, span) = match turn.checked_sub(1) {
-            None => (Form::Element, Span::block(Place::Input, block(0))),
-            Some(done) => (Form::Partial, Span::block(Place::Partial, done)),
+            None => (BlockForm::Element, Span::block(PlanMemory::Input, block(0))),
+            Some(done) => (BlockForm::Partial, Span::block(PlanMemory::Partial, done)),
         };
         let into = if turn == p - 2 {
             last
         } else {
-            Span::block(Place::Partial, turn)
+            Span::block(PlanMemory::Partial, turn)
         };
-        let with = Span::block(Place::Input, block(turn + 1));
+        let with = Span::block(PlanMemory::Input, block(turn + 1));
         let from = before;
         [send(after, span), Step::RecvReduce { from, form, with, into }]
     })
@@ -95,8 +95,8 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
     steps: |members, _, v| {
         let p = members.ranks();
         let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
-        let output = move |turn: u32| Span::block(Place::Output, members.rank(v + p - turn).0);
-        let input = Span::block(Place::Input, 0);
+        let output = move |turn: u32| Span::block(PlanMemory::Output, members.rank(v + p - turn).0);
+        let input = Span::block(PlanMemory::Input, 0);
         let first = [send(after, input), copy(input, output(0)), recv(before, output(1))];
         let others = (1..p - 1).flat_map(move |turn| [send(after, output(turn)), recv(before, output(turn + 1))]);
         Box::new(first.into_iter().chain(others))
@@ -115,7 +115,7 @@ pub(super) const BROADCAST: Recipe = Recipe {
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
-        let (input, output) = (Span::block(Place::Input, 0), Span::block(Place::Output, 0));
+        let (input, output) = (Span::block(PlanMemory::Input, 0), Span::block(PlanMemory::Output, 0));
         let (p, u) = (members.ranks(), members.distance_from_root(v));
         if u == 0 {
             return Box::new([send(members.rank(v + 1), input), copy(input, output)].into_iter());
@@ -137,16 +137,27 @@ pub(super) const REDUCE: Recipe = Recipe {
     in_place: true,
     deterministic: true,
     steps: |members, _, v| {
-        let input = Span::block(Place::Input, 0);
+        let input = Span::block(PlanMemory::Input, 0);
         let (p, u) = (members.ranks(), members.distance_from_root(v));
         let towards_root = members.rank(v + p - 1);
         if u == p - 1 {
             return Box::new(std::iter::once(send(towards_root, input)));
         }
-        let into = Span::block(if u == 0 { Place::Output } else { Place::Partial }, 0);
+        let into = Span::block(
+            if u == 0 {
+                PlanMemory::Output
+            } else {
+                PlanMemory::Partial
+            },
+            0,
+        );
         let add = Step::RecvReduce {
             from: members.rank(v + 1),
-            form: if u + 1 == p - 1 { Form::Element } else { Form::Partial },
+            form: if u + 1 == p - 1 {
+                BlockForm::Element
+            } else {
+                BlockForm::Partial
+            },
             with: input,
             into,
         };

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{Algorithm, Unsupported};
 use crate::plan::check::prove;
-use crate::plan::{Collective, Place, Plan, Step};
+use crate::plan::{Collective, Plan, PlanMemory, Step};
 use crate::types::Rank;
 
 mod expression;
@@ -108,7 +108,10 @@ fn all_memory_is_used() {
                     let written: BTreeSet<_> = written
                         .flat_map(|span| span.range().map(move |block| (span.place, block)))
                         .collect();
-                    for (place, blocks) in [(Place::Scratch, &program.scratch), (Place::Partial, &program.partial)] {
+                    for (place, blocks) in [
+                        (PlanMemory::Scratch, &program.scratch),
+                        (PlanMemory::Partial, &program.partial),
+                    ] {
                         let used = written.iter().filter(|(of, _)| *of == place).count();
                         assert_eq!(
                             used,

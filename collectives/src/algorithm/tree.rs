@@ -5,7 +5,7 @@
 //! small counts.
 
 use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
-use crate::plan::{Form, Place, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
 /// Broadcast: the largest subtrees first.
@@ -46,7 +46,7 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
     deterministic: true,
     steps: |members, _, v| {
         let node = Binomial::new(members, v).node();
-        Box::new(node.reduce().into_iter().chain(node.send_down(Place::Output)))
+        Box::new(node.reduce().into_iter().chain(node.send_down(PlanMemory::Output)))
     },
     scratch: no_blocks,
     partial,
@@ -153,9 +153,9 @@ impl<'a> Binomial<'a> {
     fn node(&self) -> Node {
         let form = |child| {
             if self.size(child) > 1 {
-                Form::Partial
+                BlockForm::Partial
             } else {
-                Form::Element
+                BlockForm::Element
             }
         };
         Node {
@@ -184,31 +184,31 @@ impl<'a> Binomial<'a> {
         } else {
             child - self.u
         };
-        Span::new(Place::Scratch, before, self.size(child))
+        Span::new(PlanMemory::Scratch, before, self.size(child))
     }
 
     /// For each run of the parts of `child`'s subtree: in the root's scratch, and in its `place`.
-    fn sorted(&self, child: u32, place: Place) -> impl Iterator<Item = (Span, Span)> {
+    fn sorted(&self, child: u32, place: PlanMemory) -> impl Iterator<Item = (Span, Span)> {
         let parts = self.parts(child);
         let runs = self.members.runs(self.members.root_position + child, parts.blocks);
         runs.map(move |run| {
-            let scratch = Span::new(Place::Scratch, parts.first + run.at, run.ranks);
+            let scratch = Span::new(PlanMemory::Scratch, parts.first + run.at, run.ranks);
             (scratch, Span::new(place, run.rank, run.ranks))
         })
     }
 
     fn gather(&self) -> Vec<Step> {
-        let input = Span::block(Place::Input, 0);
+        let input = Span::block(PlanMemory::Input, 0);
         let who = |child| self.members.rank_at_distance(child);
         let Some(parent) = self.parent() else {
-            let mut steps = vec![copy(input, Span::block(Place::Output, self.members.shape.root.0))];
+            let mut steps = vec![copy(input, Span::block(PlanMemory::Output, self.members.shape.root.0))];
             for child in self.children() {
                 if let Some((first, parts)) = self.run(child) {
-                    steps.push(recv(who(child), Span::new(Place::Output, first, parts)));
+                    steps.push(recv(who(child), Span::new(PlanMemory::Output, first, parts)));
                 } else {
                     steps.push(recv(who(child), self.parts(child)));
                     steps.extend(
-                        self.sorted(child, Place::Output)
+                        self.sorted(child, PlanMemory::Output)
                             .map(|(scratch, output)| copy(scratch, output)),
                     );
                 }
@@ -219,38 +219,38 @@ impl<'a> Binomial<'a> {
         if size == 1 {
             return vec![send(parent, input)];
         }
-        let mut steps = vec![copy(input, Span::block(Place::Scratch, 0))];
+        let mut steps = vec![copy(input, Span::block(PlanMemory::Scratch, 0))];
         steps.extend(self.children().map(|child| recv(who(child), self.parts(child))));
-        steps.push(send(parent, Span::new(Place::Scratch, 0, size)));
+        steps.push(send(parent, Span::new(PlanMemory::Scratch, 0, size)));
         steps
     }
 
     fn scatter(&self) -> Vec<Step> {
-        let output = Span::block(Place::Output, 0);
+        let output = Span::block(PlanMemory::Output, 0);
         let who = |child| self.members.rank_at_distance(child);
         let Some(parent) = self.parent() else {
             let mut steps = Vec::new();
             for child in self.children().rev() {
                 if let Some((first, parts)) = self.run(child) {
-                    steps.push(send(who(child), Span::new(Place::Input, first, parts)));
+                    steps.push(send(who(child), Span::new(PlanMemory::Input, first, parts)));
                 } else {
                     steps.extend(
-                        self.sorted(child, Place::Input)
+                        self.sorted(child, PlanMemory::Input)
                             .map(|(scratch, input)| copy(input, scratch)),
                     );
                     steps.push(send(who(child), self.parts(child)));
                 }
             }
-            steps.push(copy(Span::block(Place::Input, self.members.shape.root.0), output));
+            steps.push(copy(Span::block(PlanMemory::Input, self.members.shape.root.0), output));
             return steps;
         };
         let size = self.size(self.u);
         if size == 1 {
             return vec![recv(parent, output)];
         }
-        let mut steps = vec![recv(parent, Span::new(Place::Scratch, 0, size))];
+        let mut steps = vec![recv(parent, Span::new(PlanMemory::Scratch, 0, size))];
         steps.extend(self.children().rev().map(|child| send(who(child), self.parts(child))));
-        steps.push(copy(Span::block(Place::Scratch, 0), output));
+        steps.push(copy(Span::block(PlanMemory::Scratch, 0), output));
         steps
     }
 }
@@ -264,7 +264,7 @@ pub(super) struct Node {
     /// Its parent; the root has none.
     pub(super) parent: Option<Rank>,
     /// Its children, the smallest subtrees first, and the form of what they send.
-    pub(super) children: Vec<(Rank, Form)>,
+    pub(super) children: Vec<(Rank, BlockForm)>,
     /// The block.
     pub(super) block: u32,
 }
@@ -274,13 +274,13 @@ impl Node {
     /// the parent.
     pub(super) fn reduce(&self) -> Vec<Step> {
         let mut steps = Vec::with_capacity(self.children.len() + 1);
-        let mut with = Span::block(Place::Input, self.block);
+        let mut with = Span::block(PlanMemory::Input, self.block);
         for (index, &(from, form)) in self.children.iter().enumerate() {
             let whole = self.parent.is_none() && index + 1 == self.children.len();
             let into = if whole {
-                Span::block(Place::Output, self.block)
+                Span::block(PlanMemory::Output, self.block)
             } else {
-                Span::block(Place::Partial, 0)
+                Span::block(PlanMemory::Partial, 0)
             };
             steps.push(Step::RecvReduce { from, form, with, into });
             with = into;
@@ -291,8 +291,8 @@ impl Node {
 
     /// Receives the block from the parent, and sends it to the children; the root has it in
     /// `place`.
-    pub(super) fn send_down(&self, place: Place) -> Vec<Step> {
-        let output = Span::block(Place::Output, self.block);
+    pub(super) fn send_down(&self, place: PlanMemory) -> Vec<Step> {
+        let output = Span::block(PlanMemory::Output, self.block);
         let source = if self.parent.is_some() {
             output
         } else {
@@ -304,11 +304,11 @@ impl Node {
     }
 
     pub(super) fn broadcast(&self) -> Vec<Step> {
-        let mut steps = self.send_down(Place::Input);
+        let mut steps = self.send_down(PlanMemory::Input);
         if self.parent.is_none() {
             let (input, output) = (
-                Span::block(Place::Input, self.block),
-                Span::block(Place::Output, self.block),
+                Span::block(PlanMemory::Input, self.block),
+                Span::block(PlanMemory::Output, self.block),
             );
             steps.push(copy(input, output));
         }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::error::BootstrapError;
 use super::id::{Nonce, UniqueId};
 use super::join::{JoinRequest, resolve};
-use super::rendezvous::{Rendezvous, Serving};
+use super::rendezvous::{Rendezvous, RendezvousServer};
 use super::{Group, Options};
 use crate::types::Rank;
 
@@ -140,7 +140,7 @@ impl Launch {
             }
         };
         let group = Group::join_at(&candidates, JoinRequest { nonce, rank, ranks }, options)?;
-        serving.map_or(Ok(()), Serving::wait)?;
+        serving.map_or(Ok(()), RendezvousServer::wait)?;
         Ok(group)
     }
 }
@@ -162,7 +162,12 @@ fn candidates(host: &str, port: u16, bind: Option<IpAddr>) -> Result<Vec<SocketA
     Ok(found.into_iter().flat_map(ports).collect())
 }
 
-fn serve(candidates: &[SocketAddr], nonce: Nonce, ranks: u32, options: &Options) -> Result<Serving, BootstrapError> {
+fn serve(
+    candidates: &[SocketAddr],
+    nonce: Nonce,
+    ranks: u32,
+    options: &Options,
+) -> Result<RendezvousServer, BootstrapError> {
     let mut last = None;
     for candidate in candidates {
         match Rendezvous::at(*candidate, nonce, ranks) {

@@ -26,7 +26,7 @@ pub use exchange::{Exchange, ExchangeError};
 pub use id::{Nonce, NotAnId, UniqueId};
 pub use launch::{Launch, Launcher, RendezvousPoint};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
-pub use rendezvous::{Rendezvous, Serving};
+pub use rendezvous::{Rendezvous, RendezvousServer};
 
 pub(crate) use mesh::GroupId;
 pub(crate) use wire::{Reader, put_text};
@@ -35,7 +35,7 @@ use crate::failure::ShrinkError;
 use crate::types::Rank;
 
 /// Default timeout for a group to form.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options of the bootstrap.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             bind: None,
-            timeout: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
         }
     }
 }

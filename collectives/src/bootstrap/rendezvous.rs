@@ -89,7 +89,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// [`BootstrapError::System`] when the thread cannot be started.
-    pub fn spawn(self, timeout: Duration) -> Result<Serving, BootstrapError> {
+    pub fn spawn(self, timeout: Duration) -> Result<RendezvousServer, BootstrapError> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wakeup = EventFd::from_value_and_flags(0, flags)
             .map_err(io::Error::from)
@@ -101,7 +101,7 @@ impl Rendezvous {
             .name("rendezvous".into())
             .spawn(move || self.serve_until(timeout, Some(hears.as_fd())))
             .map_err(BootstrapError::system("start a thread"))?;
-        Ok(Serving {
+        Ok(RendezvousServer {
             id,
             wakeup,
             thread: Some(thread),
@@ -236,13 +236,13 @@ fn is_connected(stream: &TcpStream) -> bool {
 /// A rendezvous that a thread serves. Dropping it cancels the wait and informs the registered
 /// ranks.
 #[derive(Debug)]
-pub struct Serving {
+pub struct RendezvousServer {
     id: UniqueId,
     wakeup: Arc<EventFd>,
     thread: Option<JoinHandle<Result<(), BootstrapError>>>,
 }
 
-impl Serving {
+impl RendezvousServer {
     /// The id that the ranks need to join.
     #[must_use]
     pub fn id(&self) -> &UniqueId {
@@ -264,7 +264,7 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for RendezvousServer {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             // Both fail only if the thread has ended.

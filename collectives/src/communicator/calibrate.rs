@@ -21,7 +21,7 @@ use crate::cost::{Compute, DataMover, MARKS, NEAR, Scale};
 use crate::executor::{CachedProgram, Data, Engine, EngineError, Operation, PlanId, Tuning};
 use crate::kernel::Function;
 use crate::memory::Segment;
-use crate::plan::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span, Step};
 use crate::tune::{Calibration, Hops, MANY, Messages, Tuner, median};
 use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
@@ -134,17 +134,17 @@ impl Pattern {
             let send = |block: u32| Step::Send {
                 to: next,
                 span: match self {
-                    Self::Forwarded(_) if block > 0 => Span::block(Place::Output, block - 1),
-                    _ => Span::block(Place::Input, block),
+                    Self::Forwarded(_) if block > 0 => Span::block(PlanMemory::Output, block - 1),
+                    _ => Span::block(PlanMemory::Input, block),
                 },
             };
             let receive = |block| {
-                let (from, into) = (before, Span::block(Place::Output, block));
+                let (from, into) = (before, Span::block(PlanMemory::Output, block));
                 match self {
                     Self::Reduced(_) => Step::RecvReduce {
                         from,
-                        form: Form::Element,
-                        with: Span::block(Place::Input, block),
+                        form: BlockForm::Element,
+                        with: Span::block(PlanMemory::Input, block),
                         into,
                     },
                     _ => Step::Recv { from, into },
@@ -161,11 +161,11 @@ impl Pattern {
                     };
                     let send = |block| Step::Send {
                         to: there,
-                        span: Span::block(Place::Input, block),
+                        span: Span::block(PlanMemory::Input, block),
                     };
                     let receive = |block| Step::Recv {
                         from: there,
-                        into: Span::block(Place::Output, block),
+                        into: Span::block(PlanMemory::Output, block),
                     };
                     let turn = |block| match here {
                         true => [send(block), receive(block)],
@@ -178,11 +178,11 @@ impl Pattern {
                     let away = |block: u32| (1 + block % others) as usize;
                     let to = |block| Step::Send {
                         to: ring[(at + away(block)) % ring.len()],
-                        span: Span::block(Place::Input, block),
+                        span: Span::block(PlanMemory::Input, block),
                     };
                     let from = |block| Step::Recv {
                         from: ring[(at + ring.len() - away(block)) % ring.len()],
-                        into: Span::block(Place::Output, block),
+                        into: Span::block(PlanMemory::Output, block),
                     };
                     (0..blocks).map(to).chain((0..blocks).map(from)).collect()
                 }
@@ -512,10 +512,13 @@ impl<'a> Calibrator<'a> {
         let come = output.wrapping_add(self.longest as usize);
         let reduce = |at: usize, bytes: usize| {
             let (with, into) = (input.wrapping_add(at), output.wrapping_add(at));
-            let sources = [(Form::Element, come.cast_const()), (Form::Element, with.cast_const())];
+            let sources = [
+                (BlockForm::Element, come.cast_const()),
+                (BlockForm::Element, with.cast_const()),
+            ];
             // SAFETY: both halves of the memory are long enough, and the received data lies behind
             // them; nothing else accesses them, as all operations on them are done.
-            unsafe { function.reduce(&sources, (Form::Element, into), bytes / 4) };
+            unsafe { function.reduce(&sources, (BlockForm::Element, into), bytes / 4) };
         };
         let copy = |at: usize, bytes: usize| {
             // SAFETY: as above.

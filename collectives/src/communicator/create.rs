@@ -141,7 +141,7 @@ impl Communicator {
     /// When a member is missing, or a device refuses a request.
     #[doc(alias("ncclCommSplit", "MPI_Comm_split"))]
     pub fn split(&self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CollectiveError> {
-        let part = self.exchanging(|group| group.split(colour, key))?;
+        let part = self.with_exchange(|group| group.split(colour, key))?;
         part.map(|group| self.with_group(group)).transpose()
     }
 
@@ -151,7 +151,7 @@ impl Communicator {
     /// As [`split`](Self::split).
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self, CollectiveError> {
-        let group = self.exchanging(Group::duplicate)?;
+        let group = self.with_exchange(Group::duplicate)?;
         self.with_group(group)
     }
 
@@ -174,7 +174,7 @@ impl Communicator {
     }
 
     /// Runs an exchange of the group within the communicator's deadline; all ranks run the same.
-    pub(crate) fn exchanging<R>(
+    pub(crate) fn with_exchange<R>(
         &self,
         act: impl FnOnce(&mut Group) -> Result<R, ExchangeError>,
     ) -> Result<R, CollectiveError> {

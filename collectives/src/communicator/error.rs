@@ -6,7 +6,7 @@ use crate::algorithm::Unsupported;
 use crate::bootstrap::{BootstrapError, ExchangeError, Member};
 use crate::executor::{EngineError, Failed, Waiting};
 use crate::failure::{Failure, ShrinkError};
-use crate::kernel::Unfit;
+use crate::kernel::TypeMismatch;
 use crate::plan::Collective;
 use crate::tune::{EnvironmentError, FileError, NoChoice};
 use crate::types::Rank;
@@ -38,7 +38,7 @@ pub enum CollectiveError {
     Unsupported(#[from] Unsupported),
     /// An operator is over another type.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    Unfit(#[from] TypeMismatch),
     /// The arguments of an operation are invalid; nothing was begun.
     #[error("{collective}: {what}")]
     Misuse {

@@ -228,7 +228,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When there is no such rank, or a device refuses.
-    pub fn cut(&self, peer: Rank) -> Result<(), CollectiveError> {
+    pub fn break_links(&self, peer: Rank) -> Result<(), CollectiveError> {
         Ok(self.shared.with(|state| state.engine.cut(peer))?)
     }
 
@@ -239,7 +239,7 @@ impl Communicator {
         self.shared.monitor.failed()
     }
 
-    pub(crate) fn why(&self) -> CollectiveError {
+    pub(crate) fn failure_error(&self) -> CollectiveError {
         self.shared.why()
     }
 

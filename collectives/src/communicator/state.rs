@@ -11,7 +11,7 @@ use crate::executor::{CACHED_PROGRAMS, CachedProgram, Engine, PlanId, Ticket, Tu
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::topology;
-use crate::tune::{Choice, Decision, Overrides, Question, Tuner};
+use crate::tune::{Choice, Decision, Overrides, Tuner, TuningRequest};
 use crate::types::{DataType, Protocol, Rank};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,7 +188,7 @@ impl State {
             // Each pair of ranks has other lengths, so no common size is known to choose by.
             forced.protocol = forced.protocol.or(Some(Protocol::Simple));
         }
-        let question = Question {
+        let question = TuningRequest {
             collective,
             bytes: 1 << key.size_class,
             data,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use doorbell_verbs::{
-    CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, Write,
+    CompletionQueue, Context, Endpoint, PreparedQueuePair, ProtectionDomain, QueuePair, Remote, WriteAccess,
 };
 
 use super::Config;
@@ -108,9 +108,9 @@ pub(super) fn connect(
             let prepared = rail
                 .domain
                 .queue_pair(&rail.cq)
-                .send_depth(send_depth(here * (ranks - 1)))
-                .recv_depth(1)
-                .max_inline(INLINE as u32)
+                .max_send_wr(send_depth(here * (ranks - 1)))
+                .max_recv_wr(1)
+                .max_inline_data(INLINE as u32)
                 .allow_remote_write()
                 .timeout(config.timeout)
                 .tag(u64::from(connection) << 32 | u64::from(peer.0))
@@ -119,7 +119,7 @@ pub(super) fn connect(
             let offset = offsets[on];
             offsets[on] += mailbox + staging;
             let Some(mailboxes) = &rail.mailboxes else { continue };
-            let inbox = Remote::<Write>::from_raw(
+            let inbox = Remote::<WriteAccess>::from_raw(
                 mailboxes.start().addr() as u64 + offset as u64,
                 mailboxes.rkey(0),
                 mailbox as u64,
@@ -178,7 +178,7 @@ fn link(
     (offset, (mailbox, len)): (usize, (usize, usize)),
     peer: Rank,
     qp: QueuePair,
-    (theirs, mapped_mailbox): (Remote<Write>, Option<MappedMailbox>),
+    (theirs, mapped_mailbox): (Remote<WriteAccess>, Option<MappedMailbox>),
 ) -> Result<Link, EngineError> {
     let staging = offset + mailbox;
     let memory = rail
@@ -218,7 +218,7 @@ impl<'a> PeerAddresses<'a> {
     }
 
     /// The peer's endpoint and mailbox of a connection; the mailbox has this length.
-    fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<Write>)> {
+    fn address(&self, connection: usize, mailbox: usize) -> Option<(Endpoint, Remote<WriteAccess>)> {
         let (endpoint, range) = self
             .addresses
             .get(connection * ADDRESS_BYTES..(connection + 1) * ADDRESS_BYTES)?

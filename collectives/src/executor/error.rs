@@ -1,6 +1,6 @@
 //! Errors of an engine and its operations.
 
-use doorbell_verbs::{CompletionQueueError, DeviceError, Failure, MemoryError, Qpn, QueuePairError};
+use doorbell_verbs::{CompletionError, CompletionQueueError, DeviceError, MemoryError, Qpn, QueuePairError};
 
 use crate::bootstrap::ExchangeError;
 use crate::failure::message_number;
@@ -159,7 +159,7 @@ pub enum Failed {
         /// The peer.
         peer: Rank,
         /// The completion status.
-        failure: Failure,
+        failure: CompletionError,
     },
     /// A device refuses a request.
     #[error("the connection to rank {peer}: {what}")]

@@ -8,7 +8,7 @@
 //! Both ends of a message cut it alike into *pieces* of elements that are consecutive on both
 //! sides: this depends on the data blocks alone, which both ends know.
 
-use crate::plan::{Collective, Place, Shape, Span};
+use crate::plan::{Collective, PlanMemory, Shape, Span};
 use crate::types::Rank;
 
 /// Alignment of block and slice boundaries, in elements, where there are many times as many.
@@ -40,7 +40,7 @@ pub struct Parts {
 
 /// The sizes that determine a layout, beside the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Extent {
+pub(crate) struct OperationExtent {
     /// Elements of the whole, or of each part.
     pub(crate) count: u64,
     /// The parts, if their lengths differ.
@@ -52,7 +52,7 @@ pub(crate) struct Extent {
 #[derive(Debug)]
 pub(crate) struct Layout {
     kind: Kind,
-    pub(crate) extent: Extent,
+    pub(crate) extent: OperationExtent,
     /// Blocks of the whole, or of a part.
     blocks: u32,
     /// Elements of a window.
@@ -74,7 +74,7 @@ pub(crate) struct ElementRange {
     pub(crate) len: u64,
 }
 
-pub(crate) fn split(total: u64, parts: u32, index: u32) -> u64 {
+pub(crate) fn part_begin(total: u64, parts: u32, index: u32) -> u64 {
     let granule = if total / u64::from(parts) >= 8 * BOUNDARY_ALIGN {
         BOUNDARY_ALIGN
     } else {
@@ -96,7 +96,7 @@ fn slice_len(total: u64, slices: u32) -> u64 {
 }
 
 impl Layout {
-    pub(crate) fn new(shape: &Shape, extent: Extent, scratch: &[u32], partial: &[u32]) -> Self {
+    pub(crate) fn new(shape: &Shape, extent: OperationExtent, scratch: &[u32], partial: &[u32]) -> Self {
         let kind = match shape.collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => Kind::Window,
             _ if extent.parts.is_some() => Kind::Varied,
@@ -111,7 +111,7 @@ impl Layout {
             kind,
             blocks,
             window,
-            starts: (0..=blocks).map(|block| split(window, blocks, block)).collect(),
+            starts: (0..=blocks).map(|block| part_begin(window, blocks, block)).collect(),
             extent,
             scratch: Vec::new(),
             partial: Vec::new(),
@@ -155,9 +155,9 @@ impl Layout {
     /// The elements of `blocks` blocks of `place` from `first` on, which form one piece, in a
     /// slice.
     #[inline]
-    pub(crate) fn run(&self, place: Place, first: u32, blocks: u32, slice: u32) -> ElementRange {
+    pub(crate) fn element_range(&self, place: PlanMemory, first: u32, blocks: u32, slice: u32) -> ElementRange {
         match (self.kind, place) {
-            (Kind::Window, Place::Input | Place::Output) => {
+            (Kind::Window, PlanMemory::Input | PlanMemory::Output) => {
                 let begin = u64::from(slice) * self.window;
                 let run = self.in_window(first, blocks, begin);
                 ElementRange {
@@ -165,12 +165,12 @@ impl Layout {
                     len: run.len,
                 }
             }
-            (Kind::Window, Place::Scratch | Place::Partial) => {
+            (Kind::Window, PlanMemory::Scratch | PlanMemory::Partial) => {
                 let (offset, data) = self.private(place)[first as usize];
                 let len = self.in_window(data, blocks, u64::from(slice) * self.window).len;
                 ElementRange { offset, len }
             }
-            (Kind::Parts | Kind::Varied, Place::Input | Place::Output) => {
+            (Kind::Parts | Kind::Varied, PlanMemory::Input | PlanMemory::Output) => {
                 let mut run = self.of_part(place, first, slice);
                 if blocks > 1 {
                     let last = self.of_part(place, first + blocks - 1, slice);
@@ -178,7 +178,7 @@ impl Layout {
                 }
                 run
             }
-            (Kind::Parts | Kind::Varied, Place::Scratch | Place::Partial) => {
+            (Kind::Parts | Kind::Varied, PlanMemory::Scratch | PlanMemory::Partial) => {
                 let all = self.private(place);
                 let (offset, data) = all[first as usize];
                 let mut len = self.sliced(self.starts_of(data), slice).len;
@@ -191,8 +191,8 @@ impl Layout {
         }
     }
 
-    fn private(&self, place: Place) -> &[(u64, u32)] {
-        if place == Place::Scratch {
+    fn private(&self, place: PlanMemory) -> &[(u64, u32)] {
+        if place == PlanMemory::Scratch {
             &self.scratch
         } else {
             &self.partial
@@ -218,7 +218,10 @@ impl Layout {
             // Of reduce-scatter, which alone has scratch memory for them: the parts of the input
             // are those of the data.
             let len = parts.send.get((data / self.blocks) as usize).map_or(0, |(_, len)| *len);
-            return (split(len, self.blocks, block), split(len, self.blocks, block + 1));
+            return (
+                part_begin(len, self.blocks, block),
+                part_begin(len, self.blocks, block + 1),
+            );
         }
         (self.starts[block as usize], self.starts[block as usize + 1])
     }
@@ -233,7 +236,7 @@ impl Layout {
     }
 
     /// A slice of the block at `position` of the input or output.
-    fn of_part(&self, place: Place, position: u32, slice: u32) -> ElementRange {
+    fn of_part(&self, place: PlanMemory, position: u32, slice: u32) -> ElementRange {
         let (part, block) = (position / self.blocks, position % self.blocks);
         let Some(parts) = &self.extent.parts else {
             let run = self.sliced(self.starts_of(block), slice);
@@ -242,13 +245,16 @@ impl Layout {
                 len: run.len,
             };
         };
-        let parts = if place == Place::Input {
+        let parts = if place == PlanMemory::Input {
             &parts.send
         } else {
             &parts.receive
         };
         let (begin, len) = parts[part as usize];
-        let bounds = (split(len, self.blocks, block), split(len, self.blocks, block + 1));
+        let bounds = (
+            part_begin(len, self.blocks, block),
+            part_begin(len, self.blocks, block + 1),
+        );
         let run = self.sliced(bounds, slice);
         ElementRange {
             offset: begin + run.offset,
@@ -267,14 +273,14 @@ pub(crate) enum Coalescing {
     None,
 }
 
-pub(crate) struct Contents {
+pub(crate) struct MemoryContents {
     input: Vec<u32>,
     output: Vec<u32>,
     scratch: Vec<u32>,
     partial: Vec<u32>,
 }
 
-impl Contents {
+impl MemoryContents {
     pub(crate) fn new(shape: &Shape, rank: Rank, scratch: &[u32], partial: &[u32]) -> Self {
         Self {
             input: shape.input(rank),
@@ -287,10 +293,10 @@ impl Contents {
     /// The data blocks of a span; `None` if it is out of bounds.
     pub(crate) fn of(&self, span: Span) -> Option<&[u32]> {
         let place = match span.place {
-            Place::Input => &self.input,
-            Place::Output => &self.output,
-            Place::Scratch => &self.scratch,
-            Place::Partial => &self.partial,
+            PlanMemory::Input => &self.input,
+            PlanMemory::Output => &self.output,
+            PlanMemory::Scratch => &self.scratch,
+            PlanMemory::Partial => &self.partial,
         };
         place.get(span.first as usize..(span.first as usize).checked_add(span.blocks as usize)?)
     }
@@ -298,7 +304,7 @@ impl Contents {
 
 /// Cuts a span of these data blocks into pieces: first block relative to the span, and number of
 /// blocks.
-pub(crate) fn pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
+pub(crate) fn cut_into_pieces(data: &[u32], coalescing: Coalescing) -> Box<[(u32, u32)]> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (at, block) in data.iter().enumerate() {
         let joined = match coalescing {

@@ -9,7 +9,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use doorbell_verbs::{Alias, Batch, QpState, QueuePair, QueuePairError, Rc, Refused, Remote, Write};
+use doorbell_verbs::{
+    Batch, BufferAlias, PostError, QpState, QueuePair, QueuePairError, ReliableConnection, Remote, WriteAccess,
+};
 
 use super::error::Failed;
 use super::mapped_segment::MappedSegment;
@@ -36,12 +38,16 @@ struct ControlWrite {
 /// `len` bytes of a mailbox. Offsets are those of [`mailbox`]; the peer's device rejects accesses
 /// beyond its memory.
 #[inline]
-fn mailbox_range(mailbox: Remote<Write>, offset: usize, len: usize) -> Remote<Write> {
+fn mailbox_range(mailbox: Remote<WriteAccess>, offset: usize, len: usize) -> Remote<WriteAccess> {
     Remote::from_raw(mailbox.addr().wrapping_add(offset as u64), mailbox.rkey().0, len as u64)
 }
 
 #[inline]
-fn post_control_writes<'d>(batch: &mut Batch<'_, 'd>, control_writes: &'d [ControlWrite], mailbox: Remote<Write>) {
+fn post_control_writes<'d>(
+    batch: &mut Batch<'_, 'd>,
+    control_writes: &'d [ControlWrite],
+    mailbox: Remote<WriteAccess>,
+) {
     for write in control_writes {
         batch.write_inline(
             &write.bytes[..write.len],
@@ -62,11 +68,11 @@ struct Ring {
 /// The memory of a link, in a segment that outlives its queue pair.
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
-    pub(super) remote: Remote<Write>,
+    pub(super) remote: Remote<WriteAccess>,
     /// Staging buffer for LL and LL128 data that is too long to be sent inline: rings as in the
     /// mailbox, slot by slot.
     pub(super) staging: *mut u8,
-    pub(super) staging_alias: Alias,
+    pub(super) staging_alias: BufferAlias,
 }
 
 /// The peer's mailbox for this side, mapped into this process: a store replaces the WRITE.
@@ -79,7 +85,7 @@ pub(super) struct MappedMailbox {
 impl MappedMailbox {
     /// The mailbox `remote`, if it lies in the mapping and is a full one: the mailbox for
     /// point-to-point messages has no LL rings and is not mapped.
-    pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<Write>) -> Option<Self> {
+    pub(super) fn new(mapped: Arc<MappedSegment>, remote: Remote<WriteAccess>) -> Option<Self> {
         let start = mapped.translate(remote.addr(), usize::try_from(remote.len()).ok()?)?;
         (remote.len() == mailbox::LEN as u64).then_some(Self { start, _mapped: mapped })
     }
@@ -121,7 +127,7 @@ const LENGTHS: usize = 3;
 
 pub(super) struct Link {
     pub(super) peer: Rank,
-    qp: QueuePair<Rc>,
+    qp: QueuePair<ReliableConnection>,
     memory: MailboxMemory,
     mapped: Option<MappedMailbox>,
     /// The peer's mailbox may hold stores only once these requests have completed: no message of
@@ -145,7 +151,12 @@ pub(super) struct Link {
 unsafe impl Send for Link {}
 
 impl Link {
-    pub(super) fn new(peer: Rank, qp: QueuePair<Rc>, memory: MailboxMemory, mapped: Option<MappedMailbox>) -> Self {
+    pub(super) fn new(
+        peer: Rank,
+        qp: QueuePair<ReliableConnection>,
+        memory: MailboxMemory,
+        mapped: Option<MappedMailbox>,
+    ) -> Self {
         Self {
             peer,
             qp,
@@ -177,7 +188,7 @@ impl Link {
         let peer_range = self.peer_range(mailbox::PROBE, 8);
         let posted = self.has_queue_slots(1).then(|| {
             self.qp.post(|batch| {
-                batch.write_inline(&[0; 8], peer_range).signalled();
+                batch.write_inline(&[0; 8], peer_range).signaled();
             })
         });
         posted?.ok()?;
@@ -201,21 +212,21 @@ impl Link {
         unsafe { (*self.memory.local.add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
     }
 
-    fn refused(&self, refused: &Refused) -> Failed {
+    fn refused(&self, refused: &PostError) -> Failed {
         Failed::Refused {
             peer: self.peer,
             what: refused.to_string(),
         }
     }
 
-    fn peer_range(&self, offset: usize, len: usize) -> Remote<Write> {
+    fn peer_range(&self, offset: usize, len: usize) -> Remote<WriteAccess> {
         mailbox_range(self.memory.remote, offset, len)
     }
 
     /// Whether the send queue has slots for `requests` requests besides the control writes.
     #[inline]
     fn has_queue_slots(&self, requests: usize) -> bool {
-        self.qp.send_room() as usize >= requests + self.control_writes.len()
+        self.qp.free_send_slots() as usize >= requests + self.control_writes.len()
     }
 
     fn queue_control_write(&mut self, offset: usize, bytes: &[u8]) {
@@ -334,7 +345,7 @@ impl Link {
 
     /// The peer's grant for the next rendezvous message of Simple; `None` if it has not arrived.
     #[inline]
-    fn next_grant(&self, len: usize) -> Option<Remote<Write>> {
+    fn next_grant(&self, len: usize) -> Option<Remote<WriteAccess>> {
         let place = mailbox::GRANT_RING + (self.used % GRANTS) as usize * GRANT_BYTES;
         if self.word(place + 24) != self.used + 1 {
             return None;
@@ -368,7 +379,7 @@ impl Link {
 
     /// Sends a message of Simple that `may_send`; `None` is an empty message. Returns the number of
     /// requests whose completion frees the message's memory.
-    pub(super) fn send(&mut self, message: Option<(Alias, usize)>, eager: bool) -> Result<u64, Failed> {
+    pub(super) fn send(&mut self, message: Option<(BufferAlias, usize)>, eager: bool) -> Result<u64, Failed> {
         if !eager {
             return self.send_granted(message);
         }
@@ -406,7 +417,7 @@ impl Link {
     }
 
     /// Sends a message to the memory that the peer has granted; requires `is_granted`.
-    pub(super) fn send_granted(&mut self, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+    pub(super) fn send_granted(&mut self, message: Option<(BufferAlias, usize)>) -> Result<u64, Failed> {
         let Some(peer_range) = self.next_grant(message.map_or(0, |(_, len)| len)) else {
             return Err(Failed::Refused {
                 peer: self.peer,
@@ -417,7 +428,11 @@ impl Link {
         self.send_to(peer_range, message)
     }
 
-    fn send_to(&mut self, peer_range: Remote<Write>, message: Option<(Alias, usize)>) -> Result<u64, Failed> {
+    fn send_to(
+        &mut self,
+        peer_range: Remote<WriteAccess>,
+        message: Option<(BufferAlias, usize)>,
+    ) -> Result<u64, Failed> {
         if self.mapped.is_some() {
             // Posted on the queue pair, control writes could arrive behind later stores: a credit
             // count would decrease, and the peer wait for slots that it has.
@@ -433,7 +448,7 @@ impl Link {
             }
             batch
                 .write_inline(&number, mailbox_range(remote, mailbox::ARRIVED, 8))
-                .signalled();
+                .signaled();
         });
         self.control_writes.clear();
         posted.map_err(|error| self.refused(&error))?;

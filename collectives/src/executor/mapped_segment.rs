@@ -42,7 +42,7 @@ pub(super) struct Offer {
 
 /// The boot id of the running kernel: random, and the same for all processes and containers
 /// (random(4)).
-pub(crate) fn boot() -> Option<[u8; 16]> {
+pub(crate) fn boot_id() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
@@ -54,7 +54,7 @@ impl Offer {
     pub(super) fn of(segment: &Segment) -> Option<Self> {
         let secret = *Nonce::random().ok()?.bytes();
         let offer = Self {
-            boot: boot()?,
+            boot: boot_id()?,
             process: process::id(),
             descriptor: segment.descriptor()?.cast_unsigned(),
             start: segment.start().addr() as u64,
@@ -110,7 +110,7 @@ unsafe impl Sync for MappedSegment {}
 
 impl MappedSegment {
     pub(super) fn open(offer: Offer) -> Option<Self> {
-        (boot()? == offer.boot).then_some(())?;
+        (boot_id()? == offer.boot).then_some(())?;
         let path = PathBuf::from(format!("/proc/{}/fd/{}", offer.process, offer.descriptor));
         // Opening other kinds of files may have side effects, and files with a path are not ours.
         let name = fs::read_link(&path).ok()?;

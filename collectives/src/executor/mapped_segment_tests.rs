@@ -21,7 +21,7 @@ fn offered(name: &str, seals: SealFlag) -> (File, Offer) {
     file.write_all(&secret).unwrap();
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
     let offer = Offer {
-        boot: boot().unwrap(),
+        boot: boot_id().unwrap(),
         process: process::id(),
         descriptor: file.as_raw_fd().cast_unsigned(),
         start: 1 << 20,

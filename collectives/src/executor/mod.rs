@@ -46,7 +46,7 @@ use connect::Rail;
 pub use error::{EngineError, Failed, Waiting};
 pub use layout::Parts;
 use link::Link;
-pub(crate) use mapped_segment::boot;
+pub(crate) use mapped_segment::boot_id;
 use operation::ActiveOperation;
 pub use operation::{Data, Operation, PlanId, Ticket, Tuning};
 use p2p::PointToPoint;

@@ -11,7 +11,7 @@ use super::strand::{ExpectedLengths, FastPath};
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
-use crate::plan::{Collective, Form};
+use crate::plan::{BlockForm, Collective};
 use crate::protocol::LineProtocol;
 use crate::types::Protocol;
 
@@ -195,7 +195,7 @@ impl ActiveOperation {
     }
 
     #[inline]
-    pub(super) fn fragment(&self, form: Form) -> u64 {
+    pub(super) fn fragment(&self, form: BlockForm) -> u64 {
         (self.fragment / self.function.bytes(form)) as u64
     }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::error::EngineError;
-use super::layout::{Coalescing, Extent, Layout};
+use super::layout::{Coalescing, Layout, OperationExtent};
 use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, PlanId, Ticket};
 use super::program::CompiledProgram;
 use super::strand::{ExpectedLengths, FastPath, SlotTransport};
 use crate::kernel::Function;
 use crate::memory::Segment;
-use crate::plan::{Collective, Place, Program, Schedule, Shape};
+use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape};
 use crate::protocol::LineProtocol;
 use crate::types::{DataType, Rank};
 
@@ -32,7 +32,7 @@ pub(super) struct Prepared {
 /// Operations with equal keys share one [`CompiledOperation`].
 #[derive(PartialEq, Eq)]
 struct ProgramKey {
-    extent: Extent,
+    extent: OperationExtent,
     data: DataType,
     lines: Option<LineProtocol>,
     /// The fast path's transport, if the operation is short.
@@ -130,8 +130,8 @@ impl Prepared {
     }
 
     /// Elements of the input or output.
-    fn elements(&self, op: &Operation, place: Place) -> Option<u64> {
-        let (blocks, input) = if place == Place::Input {
+    fn elements(&self, op: &Operation, place: PlanMemory) -> Option<u64> {
+        let (blocks, input) = if place == PlanMemory::Input {
             (self.inputs, true)
         } else {
             (self.outputs, false)
@@ -248,8 +248,8 @@ impl Engine {
                 "each part has a length of its own in alltoallv, may have one in reduce-scatter, and nowhere else",
             ));
         }
-        let inputs = plan.bytes(&op.input, plan.elements(&op, Place::Input), &op.function)?;
-        let outputs = plan.bytes(&op.output, plan.elements(&op, Place::Output), &op.function)?;
+        let inputs = plan.bytes(&op.input, plan.elements(&op, PlanMemory::Input), &op.function)?;
+        let outputs = plan.bytes(&op.output, plan.elements(&op, PlanMemory::Output), &op.function)?;
         let overlaps = overlap(&inputs, &outputs);
         let in_place = overlaps
             && op.scale.is_none()
@@ -277,7 +277,7 @@ impl Engine {
             }),
         };
         let key = ProgramKey {
-            extent: Extent {
+            extent: OperationExtent {
                 count: op.count,
                 parts: op.parts.take(),
                 slices,

@@ -8,8 +8,8 @@
 //! output are other elements in each slice.
 
 use crate::executor::error::EngineError;
-use crate::executor::layout::{Coalescing, Contents, pieces};
-use crate::plan::{Form, Place, Program, Shape, Span, Step};
+use crate::executor::layout::{Coalescing, MemoryContents, cut_into_pieces};
+use crate::plan::{BlockForm, PlanMemory, Program, Shape, Span, Step};
 use crate::types::Rank;
 
 /// A step of the current slice, or of the previous one.
@@ -69,13 +69,13 @@ impl OverlapCheck {
     }
 
     /// The memory and blocks of a span; an input that shares memory is mapped to the output.
-    fn resolve(&self, span: Span) -> Option<(Place, (i64, i64))> {
+    fn resolve(&self, span: Span) -> Option<(PlanMemory, (i64, i64))> {
         if span.blocks == 0 {
             return None;
         }
         let first = i64::from(span.first);
         let (place, first) = match (span.place, self.shift) {
-            (Place::Input, Some(shift)) => (Place::Output, first + shift),
+            (PlanMemory::Input, Some(shift)) => (PlanMemory::Output, first + shift),
             (place, _) => (place, first),
         };
         Some((place, (first, first + i64::from(span.blocks))))
@@ -97,7 +97,7 @@ impl CompiledProgram {
         let overlap = OverlapCheck {
             shift: shared.map(|shared| i64::from(shared.output) - i64::from(shared.input)),
         };
-        let contents = Contents::new(shape, rank, &program.scratch, &program.partial);
+        let contents = MemoryContents::new(shape, rank, &program.scratch, &program.partial);
         let mut strands = Vec::new();
         for (index, steps) in program.strands.iter().enumerate() {
             let mut instructions = Vec::new();
@@ -111,7 +111,7 @@ impl CompiledProgram {
                 let data = check(shape, rank, step, &contents, varied).map_err(bad)?;
                 instructions.push(Instruction {
                     step: step.clone(),
-                    pieces: pieces(data, coalescing),
+                    pieces: cut_into_pieces(data, coalescing),
                     sends: conflicting_sends(steps, at, &overlap),
                     free_after: last_access(steps, at, &overlap),
                 });
@@ -136,7 +136,7 @@ fn check<'c>(
     shape: &Shape,
     rank: Rank,
     step: &Step,
-    contents: &'c Contents,
+    contents: &'c MemoryContents,
     varied: bool,
 ) -> Result<&'c [u32], &'static str> {
     let peer = match step {
@@ -150,7 +150,7 @@ fn check<'c>(
     }
     let of = |span| contents.of(span).ok_or("a span goes beyond its place");
     let (reads, writes) = accesses(step);
-    if writes.is_some_and(|span| span.place == Place::Input && span.blocks > 0) {
+    if writes.is_some_and(|span| span.place == PlanMemory::Input && span.blocks > 0) {
         return Err("input is written");
     }
     let data = of(writes.unwrap_or_else(|| reads.first().copied().unwrap_or(Span::empty())))?;
@@ -161,10 +161,10 @@ fn check<'c>(
         }
     }
     let fits = match step {
-        Step::Recv { into, .. } => into.place != Place::Input || into.blocks == 0,
+        Step::Recv { into, .. } => into.place != PlanMemory::Input || into.blocks == 0,
         Step::Copy { from, into } => from.place.form() == into.place.form(),
         Step::RecvReduce { into, .. } | Step::Reduce { into, .. } => {
-            matches!(into.place, Place::Output | Place::Partial)
+            matches!(into.place, PlanMemory::Output | PlanMemory::Partial)
         }
         Step::Send { .. } => true,
     };
@@ -191,7 +191,7 @@ fn preceding_steps(len: usize, at: usize) -> impl Iterator<Item = StepRef> {
 
 /// Whether the same blocks are other elements in the previous slice.
 fn changes_per_slice(span: Span) -> bool {
-    matches!(span.place, Place::Input | Place::Output)
+    matches!(span.place, PlanMemory::Input | PlanMemory::Output)
 }
 
 /// The sends that read the target of step `at`, after the last step that wrote it.
@@ -229,7 +229,7 @@ fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<Step
 }
 
 /// The peer of a message, its representation, and its span on this side.
-pub(super) fn message(step: &Step) -> Option<(Rank, Form, Span)> {
+pub(super) fn message(step: &Step) -> Option<(Rank, BlockForm, Span)> {
     match step {
         Step::Send { to, span } => Some((*to, span.place.form(), *span)),
         Step::Recv { from, into } => Some((*from, into.place.form(), *into)),

@@ -3,9 +3,9 @@
 use core::fmt;
 use core::ops::Range;
 
-use super::operator::{Op, Scalar, Unfit, UserOperator};
+use super::operator::{Op, Scalar, TypeMismatch, UserOperator};
 use super::versions::{Fused, Loops, Narrow, Version};
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
 /// Bytes of a tile: two of them stay in the L1 cache beside the streamed data.
@@ -46,15 +46,15 @@ impl Function {
     ///
     /// # Errors
     /// The user-defined operator is over another type than the accumulator of `data`.
-    pub fn new(data: DataType, op: impl Into<Op>, ranks: u32) -> Result<Self, Unfit> {
+    pub fn new(data: DataType, op: impl Into<Op>, ranks: u32) -> Result<Self, TypeMismatch> {
         Self::with_version(data, op.into(), ranks, Version::best())
     }
 
-    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, Unfit> {
+    pub(super) fn with_version(data: DataType, op: Op, ranks: u32, version: Version) -> Result<Self, TypeMismatch> {
         let builtin = match &op {
             Op::Builtin(op) => *op,
             Op::User(user) if user.over() != data.accumulator() => {
-                return Err(Unfit {
+                return Err(TypeMismatch {
                     what: format!("the operator {:?}", user.name()),
                     over: user.over(),
                     data,
@@ -91,10 +91,10 @@ impl Function {
 
     /// Bytes of one element in that form.
     #[must_use]
-    pub fn bytes(&self, form: Form) -> usize {
+    pub fn bytes(&self, form: BlockForm) -> usize {
         match form {
-            Form::Element => self.data.bytes(),
-            Form::Partial => self.data.accumulator().bytes(),
+            BlockForm::Element => self.data.bytes(),
+            BlockForm::Partial => self.data.accumulator().bytes(),
         }
     }
 
@@ -106,7 +106,7 @@ impl Function {
     /// alignment. `into` is exactly one of the sources in the same form, or overlaps none. No other
     /// code writes any of them meanwhile: a device's writes are complete (their completion or flag
     /// was seen).
-    pub unsafe fn reduce(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize) {
+    pub unsafe fn reduce(&self, sources: &[(BlockForm, *const u8)], into: (BlockForm, *mut u8), elements: usize) {
         // SAFETY: the caller's contract is the same in all arms.
         unsafe {
             match (&self.op, sources) {
@@ -114,7 +114,7 @@ impl Function {
                 (Op::User(user), _) => self.reduce_by_user(user, sources, into, elements),
                 (Op::Builtin(_), &[(form, from)]) => self.single(form, from, into, elements),
                 (Op::Builtin(_), &[(_, a), (_, b)]) if self.narrow.is_none() => {
-                    let pair = if into.0 == Form::Element {
+                    let pair = if into.0 == BlockForm::Element {
                         self.loops.finish
                     } else {
                         self.loops.accumulate
@@ -135,7 +135,7 @@ impl Function {
     /// # Safety
     /// `from` is valid for reads and `into` for writes of that many; they are the same or disjoint.
     /// No other code writes them meanwhile.
-    pub unsafe fn copy(&self, form: Form, from: *const u8, into: *mut u8, elements: usize) {
+    pub unsafe fn copy(&self, form: BlockForm, from: *const u8, into: *mut u8, elements: usize) {
         if !core::ptr::eq(from, into) {
             // SAFETY: by contract.
             unsafe { core::ptr::copy_nonoverlapping(from, into, elements * self.bytes(form)) };
@@ -151,9 +151,15 @@ impl Function {
     /// # Safety
     /// `from` is valid for reads and `into` for writes of that many, at any alignment; they are the
     /// same or disjoint. No other code writes them meanwhile.
-    pub unsafe fn scale(&self, scalar: Scalar, from: *const u8, into: *mut u8, elements: usize) -> Result<(), Unfit> {
+    pub unsafe fn scale(
+        &self,
+        scalar: Scalar,
+        from: *const u8,
+        into: *mut u8,
+        elements: usize,
+    ) -> Result<(), TypeMismatch> {
         if scalar.over() != self.data.accumulator() {
-            return Err(Unfit {
+            return Err(TypeMismatch {
                 what: "the scalar".to_owned(),
                 over: scalar.over(),
                 data: self.data,
@@ -178,7 +184,7 @@ impl Function {
 
     /// Calls `work` with the first element and the number of elements of each tile.
     fn for_tiles(&self, elements: Range<usize>, mut work: impl FnMut(usize, usize)) {
-        let most = TILE / self.bytes(Form::Partial);
+        let most = TILE / self.bytes(BlockForm::Partial);
         let mut at = elements.start;
         while at < elements.end {
             let count = most.min(elements.end - at);
@@ -191,20 +197,20 @@ impl Function {
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
-    unsafe fn single(&self, form: Form, from: *const u8, into: (Form, *mut u8), elements: usize) {
+    unsafe fn single(&self, form: BlockForm, from: *const u8, into: (BlockForm, *mut u8), elements: usize) {
         // SAFETY: by contract; a tile has room for `count` of the accumulator type.
         unsafe {
             match (self.narrow, form, into.0) {
-                (None, _, Form::Partial) | (Some(_), Form::Partial, Form::Partial) => {
+                (None, _, BlockForm::Partial) | (Some(_), BlockForm::Partial, BlockForm::Partial) => {
                     self.copy(into.0, from, into.1, elements)
                 }
-                (None, _, Form::Element) => (self.loops.single)(from, into.1, elements, self.ranks),
-                (Some(narrow), Form::Element, Form::Partial) => (narrow.decode)(from, into.1, elements),
-                (Some(narrow), _, Form::Element) => {
+                (None, _, BlockForm::Element) => (self.loops.single)(from, into.1, elements, self.ranks),
+                (Some(narrow), BlockForm::Element, BlockForm::Partial) => (narrow.decode)(from, into.1, elements),
+                (Some(narrow), _, BlockForm::Element) => {
                     let mut tile = Tile::new();
                     self.for_tiles(0..elements, |at, count| {
                         let from = from.add(at * self.bytes(form));
-                        let from = if form == Form::Element {
+                        let from = if form == BlockForm::Element {
                             (narrow.decode)(from, tile.at(), count);
                             tile.at()
                         } else {
@@ -222,7 +228,12 @@ impl Function {
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce); there are two sources or more.
-    unsafe fn reduce_by_tiles(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: Range<usize>) {
+    unsafe fn reduce_by_tiles(
+        &self,
+        sources: &[(BlockForm, *const u8)],
+        into: (BlockForm, *mut u8),
+        elements: Range<usize>,
+    ) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         let last = sources.len() - 1;
         self.for_tiles(elements, |begin, count| {
@@ -233,7 +244,7 @@ impl Function {
                 // is written last for these elements, when all sources were read.
                 unsafe {
                     let mut from = from.add(begin * self.bytes(form));
-                    if let (Some(narrow), Form::Element) = (self.narrow, form) {
+                    if let (Some(narrow), BlockForm::Element) = (self.narrow, form) {
                         let tile = if index == 0 { first.at() } else { next.at() };
                         (narrow.decode)(from, tile, count);
                         from = tile;
@@ -242,12 +253,12 @@ impl Function {
                         sum = from;
                         continue;
                     }
-                    let pair = if index == last && into.0 == Form::Element {
+                    let pair = if index == last && into.0 == BlockForm::Element {
                         self.loops.finish
                     } else {
                         self.loops.accumulate
                     };
-                    let to = if index == last && (self.narrow.is_none() || into.0 == Form::Partial) {
+                    let to = if index == last && (self.narrow.is_none() || into.0 == BlockForm::Partial) {
                         into.1.add(begin * self.bytes(into.0))
                     } else {
                         first.at()
@@ -256,7 +267,7 @@ impl Function {
                     sum = to;
                 }
             }
-            if let (Some(narrow), Form::Element) = (self.narrow, into.0) {
+            if let (Some(narrow), BlockForm::Element) = (self.narrow, into.0) {
                 // SAFETY: as above.
                 unsafe { (narrow.encode)(sum, into.1.add(begin * self.data.bytes()), count) };
             }
@@ -271,8 +282,8 @@ impl Function {
     unsafe fn reduce_by_user(
         &self,
         user: &UserOperator,
-        sources: &[(Form, *const u8)],
-        into: (Form, *mut u8),
+        sources: &[(BlockForm, *const u8)],
+        into: (BlockForm, *mut u8),
         elements: usize,
     ) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
@@ -284,7 +295,7 @@ impl Function {
                     let tile = if index == 0 { first.at() } else { next.at() };
                     let from = from.add(begin * self.bytes(form));
                     match (self.narrow, form) {
-                        (Some(narrow), Form::Element) => (narrow.decode)(from, tile, count),
+                        (Some(narrow), BlockForm::Element) => (narrow.decode)(from, tile, count),
                         _ => core::ptr::copy_nonoverlapping(from, tile, count * self.bytes(form)),
                     }
                     if index > 0 {
@@ -293,7 +304,7 @@ impl Function {
                 }
                 let to = into.1.add(begin * self.bytes(into.0));
                 match (self.narrow, into.0) {
-                    (Some(narrow), Form::Element) => (narrow.encode)(first.at(), to, count),
+                    (Some(narrow), BlockForm::Element) => (narrow.encode)(first.at(), to, count),
                     _ => core::ptr::copy_nonoverlapping(first.at(), to, count * self.bytes(into.0)),
                 }
             }

@@ -11,7 +11,7 @@ use core::arch::x86_64::*;
 use super::arithmetic::each;
 use super::convert;
 use super::versions::Fused;
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
 /// A vector of `f32`. Its functions are sound where the machine has the instruction set, and
@@ -112,8 +112,8 @@ const BLOCK: usize = 4;
 /// As [`Fused`].
 #[inline(always)]
 unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
-    sources: &[(Form, *const u8)],
-    into: (Form, *mut u8),
+    sources: &[(BlockForm, *const u8)],
+    into: (BlockForm, *mut u8),
     elements: usize,
     ranks: Option<f32>,
 ) -> usize {
@@ -134,12 +134,12 @@ unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
                 }
             }
             match into {
-                (Form::Partial, into) => {
+                (BlockForm::Partial, into) => {
                     for (index, acc) in acc.into_iter().enumerate() {
                         acc.store(into.add((at + index * V::LANES) * size_of::<f32>()));
                     }
                 }
-                (Form::Element, into) => {
+                (BlockForm::Element, into) => {
                     if let Some(ranks) = ranks {
                         let ranks = V::splat(ranks);
                         acc.iter_mut().for_each(|acc| *acc = acc.divide(ranks));
@@ -158,12 +158,12 @@ unsafe fn reduce<V: Vector, C: Codec<V>, O: Operation>(
 /// # Safety
 /// A block from element `at` on is valid for reads.
 #[inline(always)]
-unsafe fn load_block<V: Vector, C: Codec<V>>((form, from): (Form, *const u8), at: usize) -> [V; BLOCK] {
+unsafe fn load_block<V: Vector, C: Codec<V>>((form, from): (BlockForm, *const u8), at: usize) -> [V; BLOCK] {
     // SAFETY: by contract.
     unsafe {
         match form {
-            Form::Element => core::array::from_fn(|index| C::load(from.add((at + index * V::LANES) * C::BYTES))),
-            Form::Partial => {
+            BlockForm::Element => core::array::from_fn(|index| C::load(from.add((at + index * V::LANES) * C::BYTES))),
+            BlockForm::Partial => {
                 core::array::from_fn(|index| V::load(from.add((at + index * V::LANES) * size_of::<f32>())))
             }
         }
@@ -390,14 +390,14 @@ macro_rules! version {
     ($module:ident, $vector:ident, $target:meta) => {
         pub(super) mod $module {
             use super::{
-                Bf16, Codec, DataType, F16, F32, Form, Fused, Max, Min, Operation, Prod, ReduceOp, Sum, convert, each,
-                $vector,
+                Bf16, BlockForm, Codec, DataType, F16, F32, Fused, Max, Min, Operation, Prod, ReduceOp, Sum, convert,
+                each, $vector,
             };
 
             #[$target]
             unsafe fn reduce<C: Codec<$vector>, O: Operation>(
-                sources: &[(Form, *const u8)],
-                into: (Form, *mut u8),
+                sources: &[(BlockForm, *const u8)],
+                into: (BlockForm, *mut u8),
                 elements: usize,
                 ranks: Option<f32>,
             ) -> usize {
@@ -430,7 +430,12 @@ macro_rules! version {
                 // SAFETY: the caller's contract is the same. The rest begins after the processed
                 // elements, in both.
                 unsafe {
-                    let done = reduce::<F16, Sum>(&[(Form::Element, from)], (Form::Partial, into), elements, None);
+                    let done = reduce::<F16, Sum>(
+                        &[(BlockForm::Element, from)],
+                        (BlockForm::Partial, into),
+                        elements,
+                        None,
+                    );
                     each(
                         from.cast::<u16>().add(done),
                         into.cast::<f32>().add(done),
@@ -444,7 +449,12 @@ macro_rules! version {
             pub(in super::super) unsafe fn encode_f16(from: *const u8, into: *mut u8, elements: usize) {
                 // SAFETY: as above.
                 unsafe {
-                    let done = reduce::<F16, Sum>(&[(Form::Partial, from)], (Form::Element, into), elements, None);
+                    let done = reduce::<F16, Sum>(
+                        &[(BlockForm::Partial, from)],
+                        (BlockForm::Element, into),
+                        elements,
+                        None,
+                    );
                     each(
                         from.cast::<f32>().add(done),
                         into.cast::<u16>().add(done),

@@ -39,4 +39,4 @@ pub use element::{Accumulator, Element};
 pub use float8::{F8E4M3, F8E5M2};
 pub use function::Function;
 pub use half::{bf16, f16};
-pub use operator::{Op, Scalar, Unfit, UserOperator};
+pub use operator::{Op, Scalar, TypeMismatch, UserOperator};

@@ -158,7 +158,7 @@ impl Scalar {
 /// An operator or a scalar has another type than the data requires.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is over {over}, but {data} accumulates in {}: make it over that type", data.accumulator())]
-pub struct Unfit {
+pub struct TypeMismatch {
     /// The operator's name, or "the scalar".
     pub what: String,
     /// The type that it is over.

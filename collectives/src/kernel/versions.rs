@@ -8,7 +8,7 @@ use super::arithmetic::{Average, Binary, Canonical, Finish, Keep, Max, Min, Prod
 use super::convert;
 #[cfg(target_arch = "x86_64")]
 use super::fused;
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,8 +68,12 @@ pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
 ///
 /// Safe to call where the contract of [`Function::reduce`](super::Function::reduce) holds, there is
 /// a source, and the machine supports the version.
-pub(super) type Fused =
-    unsafe fn(sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize, ranks: Option<f32>) -> usize;
+pub(super) type Fused = unsafe fn(
+    sources: &[(BlockForm, *const u8)],
+    into: (BlockForm, *mut u8),
+    elements: usize,
+    ranks: Option<f32>,
+) -> usize;
 
 /// The loops of an accumulator type, for one operator and one instruction set.
 #[derive(Clone, Copy)]

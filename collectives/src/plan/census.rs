@@ -6,8 +6,8 @@
 
 use core::fmt;
 
-use super::walk::{Walker, Who, walk};
-use super::{Form, Schedule, Span, Step};
+use super::walk::{StepVisitor, StrandId, visit_steps};
+use super::{BlockForm, Schedule, Span, Step};
 use crate::types::Rank;
 
 /// Counts of one rank.
@@ -45,10 +45,10 @@ impl Blocks {
         self.elements + self.partials
     }
 
-    fn add(&mut self, form: Form, blocks: u32) {
+    fn add(&mut self, form: BlockForm, blocks: u32) {
         match form {
-            Form::Element => self.elements += u64::from(blocks),
-            Form::Partial => self.partials += u64::from(blocks),
+            BlockForm::Element => self.elements += u64::from(blocks),
+            BlockForm::Partial => self.partials += u64::from(blocks),
         }
     }
 }
@@ -90,7 +90,7 @@ impl Count {
 
 /// Counts of a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Census {
+pub struct PlanStatistics {
     /// By rank.
     pub ranks: Vec<Count>,
     /// The blocks of n: [`Shape::whole`](super::Shape::whole).
@@ -101,7 +101,7 @@ pub struct Census {
     pub length: u64,
 }
 
-impl Census {
+impl PlanStatistics {
     /// Counts all of `schedule`, in time proportional to its steps and memory proportional to its
     /// ranks.
     #[must_use]
@@ -112,7 +112,7 @@ impl Census {
             counts: vec![Count::default(); ranks],
             clocks: vec![Clock::default(); ranks * schedule.strands() as usize],
         };
-        walk(schedule, &mut counting);
+        visit_steps(schedule, &mut counting);
         let latest = |of: fn(&Clock) -> u64| counting.clocks.iter().map(of).max().unwrap_or(0);
         Self {
             whole: schedule.shape().whole(),
@@ -141,7 +141,7 @@ impl Census {
 }
 
 /// One line: hops, the blocks of the busiest rank, and the critical path.
-impl fmt::Display for Census {
+impl fmt::Display for PlanStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let messages: u64 = self.ranks.iter().map(|count| count.sends).sum();
         write!(
@@ -169,7 +169,7 @@ struct Counting {
 }
 
 impl Counting {
-    fn clock(&mut self, who: Who) -> &mut Clock {
+    fn clock(&mut self, who: StrandId) -> &mut Clock {
         &mut self.clocks[who.strand as usize * self.ranks + who.rank.index()]
     }
 }
@@ -180,10 +180,10 @@ struct Sent {
     at: u64,
 }
 
-impl Walker for Counting {
+impl StepVisitor for Counting {
     type Message = Sent;
 
-    fn send(&mut self, who: Who, step: &Step) -> Sent {
+    fn send(&mut self, who: StrandId, step: &Step) -> Sent {
         self.counts[who.rank.index()].add(step);
         let length = if let Step::Send { span, .. } = step {
             blocks(*span)
@@ -199,7 +199,7 @@ impl Walker for Counting {
         }
     }
 
-    fn receive(&mut self, who: Who, step: &Step, message: Sent) {
+    fn receive(&mut self, who: StrandId, step: &Step, message: Sent) {
         self.counts[who.rank.index()].add(step);
         let length = match step {
             Step::Recv { into, .. } | Step::RecvReduce { into, .. } => blocks(*into),
@@ -211,7 +211,7 @@ impl Walker for Counting {
         clock.hops = clock.hops.max(message.hops);
     }
 
-    fn alone(&mut self, who: Who, step: &Step) {
+    fn local(&mut self, who: StrandId, step: &Step) {
         self.counts[who.rank.index()].add(step);
     }
 }
@@ -222,15 +222,15 @@ fn blocks(span: Span) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Census, Count};
+    use super::{Count, PlanStatistics};
     use crate::algorithm::Algorithm;
-    use crate::plan::{Collective, Place, Schedule, Shape, Step};
+    use crate::plan::{Collective, PlanMemory, Schedule, Shape, Step};
     use crate::types::Rank;
 
-    fn census(algorithm: Algorithm, collective: Collective, ranks: u32) -> Census {
+    fn census(algorithm: Algorithm, collective: Collective, ranks: u32) -> PlanStatistics {
         let order: Vec<_> = (0..ranks).map(Rank).collect();
         let schedule = algorithm.schedule(collective, &order, Rank(0)).expect("a schedule");
-        let census = Census::of(&*schedule);
+        let census = PlanStatistics::of(&*schedule);
         let one_by_one: Vec<_> = order.iter().map(|&rank| Count::of(&*schedule, rank)).collect();
         assert_eq!(census.ranks, one_by_one);
         census
@@ -384,7 +384,7 @@ mod tests {
                 1
             }
             fn steps(&self, _: u32, rank: Rank) -> Box<dyn Iterator<Item = Step> + Send + '_> {
-                let into = crate::plan::Span::block(Place::Output, 0);
+                let into = crate::plan::Span::block(PlanMemory::Output, 0);
                 Box::new(
                     (rank == Rank(0))
                         .then_some(Step::Recv { from: Rank(1), into })
@@ -405,7 +405,7 @@ mod tests {
             root: Rank(0),
             blocks: 1,
         };
-        let census = Census::of(&Stuck(shape));
+        let census = PlanStatistics::of(&Stuck(shape));
         assert_eq!((census.hops, census.ranks[0].steps), (0, 0));
     }
 }

@@ -5,9 +5,9 @@
 
 use core::fmt::Write;
 
-use super::census::Census;
-use super::walk::{Walker, Who, walk};
-use super::{Place, Schedule, Span, Step};
+use super::census::PlanStatistics;
+use super::walk::{StepVisitor, StrandId, visit_steps};
+use super::{PlanMemory, Schedule, Span, Step};
 use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
@@ -15,7 +15,7 @@ use crate::types::Rank;
 const WIDTH: usize = 160;
 
 struct Event {
-    who: Who,
+    who: StrandId,
     step: Step,
     time: u32,
     /// Of a receiving step: when the message was sent.
@@ -36,7 +36,7 @@ impl Timeline {
             events: Vec::new(),
             now: vec![0; (ranks * schedule.strands()) as usize],
         };
-        walk(schedule, &mut timeline);
+        visit_steps(schedule, &mut timeline);
         timeline
     }
 
@@ -44,7 +44,7 @@ impl Timeline {
         self.now.iter().copied().max().unwrap_or(0)
     }
 
-    fn add(&mut self, who: Who, step: &Step, sent: Option<u32>) -> u32 {
+    fn add(&mut self, who: StrandId, step: &Step, sent: Option<u32>) -> u32 {
         let now = &mut self.now[(who.strand * self.ranks + who.rank.0) as usize];
         let time = sent.map_or(*now, |sent| (*now).max(sent + 1));
         *now = time + 1;
@@ -54,18 +54,18 @@ impl Timeline {
     }
 }
 
-impl Walker for Timeline {
+impl StepVisitor for Timeline {
     type Message = u32;
 
-    fn send(&mut self, who: Who, step: &Step) -> u32 {
+    fn send(&mut self, who: StrandId, step: &Step) -> u32 {
         self.add(who, step, None)
     }
 
-    fn receive(&mut self, who: Who, step: &Step, sent: u32) {
+    fn receive(&mut self, who: StrandId, step: &Step, sent: u32) {
         self.add(who, step, Some(sent));
     }
 
-    fn alone(&mut self, who: Who, step: &Step) {
+    fn local(&mut self, who: StrandId, step: &Step) {
         self.add(who, step, None);
     }
 }
@@ -94,7 +94,7 @@ pub fn table(schedule: &dyn Schedule, algorithm: Option<Algorithm>) -> String {
         text.push('\n');
         columns_of(&mut text, columns);
     }
-    let _ = writeln!(text, "\n{}", Census::of(schedule));
+    let _ = writeln!(text, "\n{}", PlanStatistics::of(schedule));
     text
 }
 
@@ -179,10 +179,10 @@ fn short(step: &Step) -> String {
 fn blocks(span: Span) -> String {
     let Span { place, first, blocks } = span;
     let place = match place {
-        Place::Input => 'I',
-        Place::Output => 'O',
-        Place::Scratch => 'S',
-        Place::Partial => 'P',
+        PlanMemory::Input => 'I',
+        PlanMemory::Output => 'O',
+        PlanMemory::Scratch => 'S',
+        PlanMemory::Partial => 'P',
     };
     match blocks {
         0 => "·".to_owned(),
@@ -271,7 +271,7 @@ impl Placing {
 
 /// The arrow of the message that `event` receives.
 fn message(svg: &mut String, place: Placing, event: &Event) {
-    let Who { strand, rank } = event.who;
+    let StrandId { strand, rank } = event.who;
     let (Step::Recv { from, .. } | Step::RecvReduce { from, .. }, Some(sent)) = (&event.step, event.sent) else {
         return;
     };
@@ -289,7 +289,7 @@ fn message(svg: &mut String, place: Placing, event: &Event) {
 }
 
 fn mark(svg: &mut String, place: Placing, event: &Event) {
-    let Who { strand, rank } = event.who;
+    let StrandId { strand, rank } = event.who;
     let (x, y) = (place.x(event.time), place.y(strand, rank));
     let colour = COLOURS[place.colour(strand)];
     let fill = if matches!(event.step, Step::RecvReduce { .. } | Step::Reduce { .. }) {
@@ -368,7 +368,7 @@ mod tests {
             for algorithm in Algorithm::of(collective) {
                 for ranks in [1, 2, 5, 8] {
                     let schedule = schedule(algorithm, collective, ranks);
-                    let census = crate::plan::census::Census::of(&*schedule);
+                    let census = crate::plan::census::PlanStatistics::of(&*schedule);
                     let sum =
                         |of: fn(&crate::plan::census::Count) -> u64| census.ranks.iter().map(of).sum::<u64>() as usize;
                     let image = svg(&*schedule, Some(algorithm));

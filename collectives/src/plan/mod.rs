@@ -4,7 +4,7 @@
 //! and defines which of them each rank has at the start and must have at the end. The executor maps
 //! blocks to elements, so one proof of a plan holds for every count, including ragged ones.
 //!
-//! A rank has four memories of blocks ([`Place`]): input, output, scratch and partial results. A
+//! A rank has four memories of blocks ([`PlanMemory`]): input, output, scratch and partial results. A
 //! [`Span`] is a range of blocks of one of them. A [`Step`] of a [`Program`] works on spans. A rank
 //! runs the steps of one *strand* (plan thread; in NCCL terms the work of one thread block) in
 //! order: a `Send` completes when the message is in flight, a `Recv` when the data has arrived.
@@ -85,7 +85,7 @@ impl Collective {
 
 named! {
     /// A memory of a rank.
-    Place, "place" {
+    PlanMemory, "place" {
         /// The rank's input: read-only elements.
         Input = "input",
         /// The rank's output: elements, and only complete results, with all contributions and not
@@ -99,20 +99,20 @@ named! {
     }
 }
 
-impl Place {
+impl PlanMemory {
     /// The form of its blocks, which is that of messages sent from it.
     #[must_use]
-    pub const fn form(self) -> Form {
+    pub const fn form(self) -> BlockForm {
         match self {
-            Self::Input | Self::Output | Self::Scratch => Form::Element,
-            Self::Partial => Form::Partial,
+            Self::Input | Self::Output | Self::Scratch => BlockForm::Element,
+            Self::Partial => BlockForm::Partial,
         }
     }
 }
 
 /// The form of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Form {
+pub enum BlockForm {
     /// Elements, of the collective's data type.
     Element,
     /// Partial results, of the accumulator type.
@@ -123,7 +123,7 @@ pub enum Form {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
     /// The memory.
-    pub place: Place,
+    pub place: PlanMemory,
     /// The first block.
     pub first: u32,
     /// The number of blocks.
@@ -133,20 +133,20 @@ pub struct Span {
 impl Span {
     /// `blocks` blocks of `place` from `first` on.
     #[must_use]
-    pub const fn new(place: Place, first: u32, blocks: u32) -> Self {
+    pub const fn new(place: PlanMemory, first: u32, blocks: u32) -> Self {
         Self { place, first, blocks }
     }
 
     /// One block of `place`.
     #[must_use]
-    pub const fn block(place: Place, block: u32) -> Self {
+    pub const fn block(place: PlanMemory, block: u32) -> Self {
         Self::new(place, block, 1)
     }
 
     /// A message without content.
     #[must_use]
     pub const fn empty() -> Self {
-        Self::new(Place::Input, 0, 0)
+        Self::new(PlanMemory::Input, 0, 0)
     }
 
     /// The blocks' indices.
@@ -180,7 +180,7 @@ pub enum Step {
         /// The source.
         from: Rank,
         /// The form of the message.
-        form: Form,
+        form: BlockForm,
         /// This rank's operand.
         with: Span,
         /// The result: in `Output`, if it is complete; else in `Partial`.
@@ -359,10 +359,10 @@ pub trait Schedule: Send + Sync {
     /// The steps of `rank` in `strand`.
     fn steps(&self, strand: u32, rank: Rank) -> Box<dyn Iterator<Item = Step> + Send + '_>;
 
-    /// The blocks of `rank`'s [`Place::Scratch`], each by the data block whose length it has.
+    /// The blocks of `rank`'s [`PlanMemory::Scratch`], each by the data block whose length it has.
     fn scratch(&self, rank: Rank) -> Vec<u32>;
 
-    /// The blocks of `rank`'s [`Place::Partial`], each by the data block whose length it has.
+    /// The blocks of `rank`'s [`PlanMemory::Partial`], each by the data block whose length it has.
     fn partial(&self, rank: Rank) -> Vec<u32>;
 
     /// Whether input and output may share memory ([`Shape::shared`]). If not, an executor copies
@@ -377,9 +377,9 @@ pub trait Schedule: Send + Sync {
 pub struct Program {
     /// The steps, by strand.
     pub strands: Vec<Vec<Step>>,
-    /// The blocks of [`Place::Scratch`], each by the data block whose length it has.
+    /// The blocks of [`PlanMemory::Scratch`], each by the data block whose length it has.
     pub scratch: Vec<u32>,
-    /// The blocks of [`Place::Partial`], each by the data block whose length it has.
+    /// The blocks of [`PlanMemory::Partial`], each by the data block whose length it has.
     pub partial: Vec<u32>,
 }
 

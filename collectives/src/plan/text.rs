@@ -23,10 +23,10 @@
 use core::fmt;
 use core::str::{FromStr, SplitWhitespace};
 
-use super::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use super::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span, Step};
 use crate::types::Rank;
 
-impl fmt::Display for Form {
+impl fmt::Display for BlockForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Element => "element",
@@ -78,7 +78,10 @@ impl fmt::Display for Plan {
         writeln!(f, "\nroot {root}\nblocks {blocks}")?;
         for (rank, program) in self.programs.iter().enumerate() {
             writeln!(f, "\nrank {rank}")?;
-            for (place, like) in [(Place::Scratch, &program.scratch), (Place::Partial, &program.partial)] {
+            for (place, like) in [
+                (PlanMemory::Scratch, &program.scratch),
+                (PlanMemory::Partial, &program.partial),
+            ] {
                 if !like.is_empty() {
                     write!(f, "{place}")?;
                     like.iter().try_for_each(|block| write!(f, " {block}"))?;
@@ -115,7 +118,7 @@ fn span(text: &str) -> Result<Span, Wrong> {
         .strip_suffix(']')
         .and_then(|text| text.split_once('['))
         .ok_or_else(wrong)?;
-    let place = place.parse::<Place>().map_err(|error| error.to_string())?;
+    let place = place.parse::<PlanMemory>().map_err(|error| error.to_string())?;
     let (first, end) = match blocks.split_once("..") {
         Some((first, end)) => (first.parse().ok(), end.parse().ok()),
         None => {
@@ -150,8 +153,8 @@ fn step(text: &str) -> Result<Step, Wrong> {
         }
         "recv-reduce" => {
             let form = match words.next("a form")? {
-                "element" => Form::Element,
-                "partial" => Form::Partial,
+                "element" => BlockForm::Element,
+                "partial" => BlockForm::Partial,
                 other => return Err(format!("there is no form {other:?}: element or partial")),
             };
             words.expect("from")?;

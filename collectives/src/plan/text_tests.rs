@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Collective, Form, Place, Plan, Program, Shape, Span, Step};
+use super::{BlockForm, Collective, Plan, PlanMemory, Program, Shape, Span, Step};
 use crate::algorithm::Algorithm;
 use crate::types::Rank;
 
@@ -24,14 +24,14 @@ fn every_algorithm_is_written_and_read() {
 }
 
 fn span() -> impl Strategy<Value = Span> {
-    let some = (prop::sample::select(Place::ALL), 0..u32::MAX / 2, 1..u32::MAX / 2);
+    let some = (prop::sample::select(PlanMemory::ALL), 0..u32::MAX / 2, 1..u32::MAX / 2);
     let some = some.prop_map(|(place, first, blocks)| Span::new(place, first, blocks));
     prop_oneof![9 => some, 1 => Just(Span::empty())]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let rank = || any::<u32>().prop_map(Rank);
-    let form = prop_oneof![Just(Form::Element), Just(Form::Partial)];
+    let form = prop_oneof![Just(BlockForm::Element), Just(BlockForm::Partial)];
     prop_oneof![
         (rank(), span()).prop_map(|(to, span)| Step::Send { to, span }),
         (rank(), span()).prop_map(|(from, into)| Step::Recv { from, into }),
@@ -83,7 +83,7 @@ proptest! {
     fn any_text_is_a_plan_or_not(lines in prop::collection::vec(line(), 0..30)) {
         if let Ok(plan) = lines.join("\n").parse::<Plan>() {
             let _ = super::check::prove(&plan);
-            let _ = super::census::Census::of(&plan);
+            let _ = super::census::PlanStatistics::of(&plan);
         }
     }
 }
@@ -164,7 +164,7 @@ proptest! {
         let end: String = words[at].chars().filter(|char| char.is_whitespace()).collect();
         let damaged = [&words[..at], &[&*other, &*end], &words[at + 1..]].concat().concat();
         if let Ok(plan) = damaged.parse::<Plan>() {
-            let census = super::census::Census::of(&plan);
+            let census = super::census::PlanStatistics::of(&plan);
             prop_assert_eq!(super::draw::svg(&plan, None).matches("<circle").count() as u64, census.ranks.iter().map(|count| count.steps).sum::<u64>());
             prop_assert!(super::draw::table(&plan, None).lines().count() > 2);
             if super::check::prove(&plan).is_err() {

@@ -6,33 +6,33 @@ use super::{Schedule, Step};
 use crate::types::Rank;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Who {
+pub(crate) struct StrandId {
     pub(crate) strand: u32,
     pub(crate) rank: Rank,
 }
 
 /// A visitor of steps. Those of one strand of a rank are visited in order, and a receive after its
 /// send.
-pub(crate) trait Walker {
+pub(crate) trait StepVisitor {
     /// State passed from the sender of a message to its receiver.
     type Message;
 
     /// A step that sends a message.
-    fn send(&mut self, who: Who, step: &Step) -> Self::Message;
+    fn send(&mut self, who: StrandId, step: &Step) -> Self::Message;
 
     /// A step that receives a message.
-    fn receive(&mut self, who: Who, step: &Step, message: Self::Message);
+    fn receive(&mut self, who: StrandId, step: &Step, message: Self::Message);
 
-    fn alone(&mut self, who: Who, step: &Step);
+    fn local(&mut self, who: StrandId, step: &Step);
 }
 
 /// Visits the steps of `schedule`, as far as possible if it has flaws.
-pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
+pub(crate) fn visit_steps<W: StepVisitor>(schedule: &dyn Schedule, walker: &mut W) {
     let ranks = schedule.shape().ranks();
     let everybody = (0..schedule.strands()).flat_map(|strand| {
         (0..ranks).map(move |rank| {
             let rank = Rank(rank);
-            Who { strand, rank }
+            StrandId { strand, rank }
         })
     });
     // A stack: the first rank goes first.
@@ -43,7 +43,7 @@ pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
         .collect();
     let mut queues: HashMap<(u32, Rank, Rank), VecDeque<W::Message>> = HashMap::new();
     while let Some(who) = ready.pop() {
-        let Who { strand, rank } = who;
+        let StrandId { strand, rank } = who;
         let steps = &mut steps[(strand * ranks + rank.0) as usize];
         while let Some(step) = steps.peek() {
             match step {
@@ -52,7 +52,7 @@ pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
                     queues.entry((strand, rank, *to)).or_default().push_back(message);
                     // It may be waiting for this; otherwise the visit has no effect.
                     if to.0 < ranks {
-                        ready.push(Who { strand, rank: *to });
+                        ready.push(StrandId { strand, rank: *to });
                     }
                 }
                 Step::Recv { from, .. } | Step::RecvReduce { from, .. } => {
@@ -61,7 +61,7 @@ pub(crate) fn walk<W: Walker>(schedule: &dyn Schedule, walker: &mut W) {
                         None => break,
                     }
                 }
-                Step::Reduce { .. } | Step::Copy { .. } => walker.alone(who, step),
+                Step::Reduce { .. } | Step::Copy { .. } => walker.local(who, step),
             }
             steps.next();
         }

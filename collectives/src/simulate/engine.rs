@@ -20,7 +20,7 @@ use costs::LinkCosts;
 use super::links::Links;
 use super::queue::Queue;
 use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
-use crate::plan::{Form, Place, Schedule, Step};
+use crate::plan::{BlockForm, PlanMemory, Schedule, Step};
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
@@ -211,7 +211,7 @@ impl<'a> Simulation<'a> {
                         let messages = schedule.steps(strand, rank).filter_map(|step| message(&step));
                         for (from, form, blocks) in messages {
                             receives = true;
-                            let each = if form == Form::Element {
+                            let each = if form == BlockForm::Element {
                                 element_bytes
                             } else {
                                 partial_bytes
@@ -324,7 +324,7 @@ impl<'a> Simulation<'a> {
                     return self.queue.push(at, id as u32);
                 }
                 Step::Send { to, span } => {
-                    let forwarded = span.place != Place::Input;
+                    let forwarded = span.place != PlanMemory::Input;
                     at = self.send(id, now, to, self.bytes(span.place.form(), span), forwarded);
                 }
                 Step::Reduce { sources, into } => {
@@ -526,7 +526,7 @@ fn running(schedule: &dyn Schedule, scope: Scope) -> Vec<Rank> {
 }
 
 /// Peer, form and blocks of a step's message.
-fn message(step: &Step) -> Option<(Rank, Form, u32)> {
+fn message(step: &Step) -> Option<(Rank, BlockForm, u32)> {
     match step {
         Step::Recv { from, into } => Some((*from, into.place.form(), into.blocks)),
         Step::RecvReduce { from, form, into, .. } => Some((*from, *form, into.blocks)),

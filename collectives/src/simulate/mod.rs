@@ -41,7 +41,7 @@ use crate::types::{DataType, Protocol, Rank};
 
 pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
-pub use table::{Row, quickest, table};
+pub use table::{Row, fastest, table};
 
 /// Maximum ranks for consecutive operations: with more ranks their skew matters less, and a run
 /// takes long.

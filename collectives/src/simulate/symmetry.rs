@@ -7,7 +7,7 @@
 
 use std::thread;
 
-use crate::plan::{Form, Schedule, Span, Step};
+use crate::plan::{BlockForm, Schedule, Span, Step};
 use crate::types::Rank;
 
 /// Ranks that are compared in one pass over the first one's steps.
@@ -70,7 +70,7 @@ fn match_the_first(schedule: &dyn Schedule, position: &[usize], places: &[usize]
 }
 
 fn is_same(one: &Step, other: &Step, of_one: impl Fn(Rank) -> usize, of_other: impl Fn(Rank) -> usize) -> bool {
-    let length = |span: &Span| (span.place.form() == Form::Partial, span.blocks);
+    let length = |span: &Span| (span.place.form() == BlockForm::Partial, span.blocks);
     match (one, other) {
         (Step::Send { to, span }, Step::Send { to: to2, span: span2 }) => {
             of_one(*to) == of_other(*to2) && length(span) == length(span2)

@@ -3,7 +3,7 @@
 use super::{Fabric, Work, predict_ns};
 use crate::algorithm::Algorithm;
 use crate::plan::{Collective, Schedule};
-use crate::tune::{Choice, Overrides, Question, Tuner};
+use crate::tune::{Choice, Overrides, Tuner, TuningRequest};
 use crate::types::{DataType, Rank};
 
 /// Maximum steps of a row's simulation; beyond, the closed form is used.
@@ -44,7 +44,7 @@ pub fn table(tuner: &Tuner, fabric: &Fabric, collective: Collective, data: DataT
             ..tuner.clone()
         };
         for &bytes in sizes {
-            let question = Question {
+            let question = TuningRequest {
                 collective,
                 bytes,
                 data,
@@ -93,7 +93,7 @@ fn steps(schedule: &dyn Schedule, work: &Work) -> u64 {
 
 /// The fastest row of each number of ranks and bytes, in order.
 #[must_use]
-pub fn quickest(rows: &[Row]) -> Vec<Row> {
+pub fn fastest(rows: &[Row]) -> Vec<Row> {
     let mut best: Vec<Row> = Vec::new();
     for row in rows {
         match best
@@ -122,7 +122,7 @@ mod tests {
         let rows = table(&tuner, &fabric, Collective::AllReduce, DataType::F32, &sizes);
         assert_eq!(rows.len(), Algorithm::of(Collective::AllReduce).count() * sizes.len());
         assert!(rows.iter().all(|row| row.simulated && row.ns > 0.0));
-        let best = quickest(&rows);
+        let best = fastest(&rows);
         assert_eq!(best.iter().map(|row| row.bytes).collect::<Vec<_>>(), sizes);
         assert!(best[0].choice.algorithm != best[2].choice.algorithm, "ways cross over");
     }

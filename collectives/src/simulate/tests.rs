@@ -3,7 +3,7 @@
 use super::*;
 use crate::algorithm::Algorithm;
 use crate::cost::{ByteCosts, Compute, DataMover, Link, MessageCost, Scale};
-use crate::plan::{Form, Place, Program, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Program, Span, Step};
 
 /// Costs that are visible in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01
 /// ns/B.
@@ -87,14 +87,14 @@ fn written(blocks: u32, programs: Vec<Vec<Step>>) -> HandWritten {
 fn send(to: u32) -> Step {
     Step::Send {
         to: Rank(to),
-        span: Span::block(Place::Input, 0),
+        span: Span::block(PlanMemory::Input, 0),
     }
 }
 
 fn recv(from: u32) -> Step {
     Step::Recv {
         from: Rank(from),
-        into: Span::block(Place::Output, 0),
+        into: Span::block(PlanMemory::Output, 0),
     }
 }
 
@@ -367,20 +367,20 @@ fn a_reduction_takes_its_time() {
     let steps = vec![vec![
         Step::Reduce {
             sources: Box::new([
-                block(Place::Input, 0),
-                block(Place::Scratch, 0),
-                block(Place::Scratch, 1),
+                block(PlanMemory::Input, 0),
+                block(PlanMemory::Scratch, 0),
+                block(PlanMemory::Scratch, 1),
             ]),
-            into: block(Place::Output, 0),
+            into: block(PlanMemory::Output, 0),
         },
         Step::Copy {
-            from: block(Place::Output, 0),
-            into: block(Place::Scratch, 0),
+            from: block(PlanMemory::Output, 0),
+            into: block(PlanMemory::Scratch, 0),
         },
     ]];
     let outcome = run(&written(1, steps), &Fabric::uniform(1, link(), COMPUTE), &work(1000)).unwrap();
     assert_eq!(outcome.time.ns(), 50.0 + 2.0 * 1000.0 * 0.01 + 1000.0 * 0.02);
-    assert_eq!(block(Place::Partial, 0).place.form(), Form::Partial);
+    assert_eq!(block(PlanMemory::Partial, 0).place.form(), BlockForm::Partial);
 }
 
 /// Two ranks: the first sends the second a message, or both send.

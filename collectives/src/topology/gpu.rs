@@ -146,7 +146,7 @@ impl Gpu {
     fn known(gpu: &nvml::Gpu) -> Self {
         let mut nvlinks: Vec<NvLinkGroup> = Vec::new();
         for link in &gpu.links {
-            let to = NvLinkEnd::from(&link.far);
+            let to = NvLinkEnd::from(&link.remote);
             let bytes_per_s = link.bytes_per_s.unwrap_or(0);
             match nvlinks.iter_mut().find(|bundle| bundle.to == to) {
                 Some(bundle) => {
@@ -161,13 +161,13 @@ impl Gpu {
             }
         }
         nvlinks.sort_by(|one, two| one.to.cmp(&two.to));
-        let known = |reach: Option<nvml::Reach>| reach.filter(|reach| *reach != nvml::Reach::Unknown);
+        let known = |reach: Option<nvml::P2pStatus>| reach.filter(|reach| *reach != nvml::P2pStatus::Unknown);
         let peers = gpu.peers.iter().map(|peer| GpuPeer {
             address: peer.address.clone(),
-            nvlink: known(peer.nvlink).map(nvml::Reach::is_yes),
+            nvlink: known(peer.nvlink).map(nvml::P2pStatus::is_supported),
             access: known(peer.read)
                 .zip(known(peer.write))
-                .map(|(read, write)| read.is_yes() && write.is_yes()),
+                .map(|(read, write)| read.is_supported() && write.is_supported()),
         });
         Self {
             address: gpu.address.clone(),
@@ -192,13 +192,13 @@ impl NvLinkEnd {
     }
 }
 
-impl From<&nvml::Far> for NvLinkEnd {
-    fn from(far: &nvml::Far) -> Self {
+impl From<&nvml::RemoteDevice> for NvLinkEnd {
+    fn from(far: &nvml::RemoteDevice) -> Self {
         match far {
-            nvml::Far::Gpu(address) => Self::Gpu(address.clone()),
-            nvml::Far::Switch => Self::Switch,
-            nvml::Far::Processor => Self::Processor,
-            nvml::Far::Unknown => Self::Unknown,
+            nvml::RemoteDevice::Gpu(address) => Self::Gpu(address.clone()),
+            nvml::RemoteDevice::Switch => Self::Switch,
+            nvml::RemoteDevice::Processor => Self::Processor,
+            nvml::RemoteDevice::Unknown => Self::Unknown,
         }
     }
 }
@@ -220,13 +220,13 @@ impl Host {
     /// As [`read`](Self::read).
     pub fn here(name: impl Into<String>) -> Result<Self, TopologyError> {
         let mut host = Self::read(Path::new("/sys"), name)?;
-        host.ask_driver();
+        host.query_driver();
         Ok(host)
     }
 
     /// Adds the driver's information about the GPUs of this machine. A note is added if there are
     /// GPUs and the driver reports none.
-    pub fn ask_driver(&mut self) {
+    pub fn query_driver(&mut self) {
         match nvml::Machine::read() {
             Ok(machine) => self.add_gpus(&machine),
             // Without a GPU nothing is missing.

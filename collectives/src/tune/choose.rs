@@ -24,7 +24,7 @@ const MAX_SIMULATED_RANKS: u32 = 64;
 
 /// The operation to choose for.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Question {
+pub struct TuningRequest {
     /// The collective.
     pub collective: Collective,
     /// Bytes, as [`Work::bytes`] counts them.
@@ -191,7 +191,7 @@ impl Tuner {
     /// # Errors
     /// [`NoChoice`]. Overrides that do not apply to the collective are ignored, and the reason
     /// mentions it.
-    pub fn choose(&self, question: &Question, hosts: &[u32], order: &[Rank]) -> Result<Decision, NoChoice> {
+    pub fn choose(&self, question: &TuningRequest, hosts: &[u32], order: &[Rank]) -> Result<Decision, NoChoice> {
         if hosts.is_empty() {
             return Err(NoChoice::NoRanks);
         }
@@ -238,7 +238,7 @@ impl Tuner {
     }
 
     fn algorithms(
-        question: &Question,
+        question: &TuningRequest,
         forced: &Overrides,
         notes: &mut Vec<String>,
     ) -> Result<Vec<Algorithm>, NoChoice> {
@@ -265,7 +265,7 @@ impl Tuner {
 
     fn candidates(
         &self,
-        question: &Question,
+        question: &TuningRequest,
         hosts: &[u32],
         algorithms: &[Algorithm],
         forced: &Overrides,
@@ -346,7 +346,7 @@ impl Tuner {
     /// Simulated time of `choice` for `question` among ranks on `hosts`, in this order, ns. `None`
     /// if the algorithm does not support the collective.
     #[must_use]
-    pub fn predict_ns(&self, question: &Question, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
+    pub fn predict_ns(&self, question: &TuningRequest, hosts: &[u32], order: &[Rank], choice: &Choice) -> Option<f64> {
         let schedule = choice
             .algorithm
             .schedule(question.collective, order, question.root)
@@ -359,7 +359,7 @@ fn by_time(candidates: &mut [Candidate]) {
     candidates.sort_by(|a, b| a.predicted_ns().total_cmp(&b.predicted_ns()));
 }
 
-fn work(question: &Question, choice: &Choice) -> Work {
+fn work(question: &TuningRequest, choice: &Choice) -> Work {
     Work {
         bytes: question.bytes,
         data: question.data,

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Overrides, Question};
+use super::{Overrides, TuningRequest};
 use crate::algorithm::Algorithm;
 use crate::cost::{Compute, Link, Scale};
 use crate::plan::Collective;
@@ -77,7 +77,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    pub(super) fn is_for(&self, question: &Question, ranks: u32) -> bool {
+    pub(super) fn is_for(&self, question: &TuningRequest, ranks: u32) -> bool {
         self.collective == question.collective
             && self.from_bytes.is_none_or(|from| question.bytes >= from)
             && self.to_bytes.is_none_or(|to| question.bytes <= to)

@@ -11,7 +11,7 @@ mod environment;
 mod file;
 mod fit;
 
-pub use choose::{Candidate, Choice, Decision, NoChoice, Question, Tuner};
+pub use choose::{Candidate, Choice, Decision, NoChoice, Tuner, TuningRequest};
 pub use environment::{EnvironmentError, Overrides, mapped};
 pub use file::{FileError, Rule, TuningFile};
 pub use fit::{Calibration, Hops, MANY, Messages, median};

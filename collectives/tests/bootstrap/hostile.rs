@@ -8,29 +8,31 @@ use std::thread;
 use std::time::Duration;
 
 use doorbell_collectives::Rank;
-use doorbell_collectives::bootstrap::{BootstrapError, Exchange, Group, Nonce, Options, Rendezvous, Serving, UniqueId};
+use doorbell_collectives::bootstrap::{
+    BootstrapError, Exchange, Group, Nonce, Options, Rendezvous, RendezvousServer, UniqueId,
+};
 
 use super::with_all;
 
-fn serving(ranks: u32) -> Serving {
+fn serving(ranks: u32) -> RendezvousServer {
     Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()
         .spawn(super::TIMEOUT)
         .unwrap()
 }
 
-fn connect(serving: &Serving) -> TcpStream {
+fn connect(serving: &RendezvousServer) -> TcpStream {
     let address: SocketAddr = format!("{}:{}", serving.id().host(), serving.id().port())
         .parse()
         .unwrap();
     TcpStream::connect(address).unwrap()
 }
 
-fn join(serving: &Serving, rank: u32, ranks: u32) -> Result<Group, BootstrapError> {
+fn join(serving: &RendezvousServer, rank: u32, ranks: u32) -> Result<Group, BootstrapError> {
     Group::join(serving.id(), Rank(rank), ranks, &Options::default())
 }
 
-fn comes_together(serving: &Serving, ranks: u32) {
+fn comes_together(serving: &RendezvousServer, ranks: u32) {
     let groups = thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| scope.spawn(move || join(serving, rank, ranks).unwrap()))
@@ -41,7 +43,7 @@ fn comes_together(serving: &Serving, ranks: u32) {
 }
 
 /// The reply to a connection that sends `bytes` and then nothing.
-fn answer(serving: &Serving, bytes: &[u8]) -> Vec<u8> {
+fn answer(serving: &RendezvousServer, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(serving);
     stream.set_read_timeout(Some(super::TIMEOUT)).unwrap();
     stream.write_all(bytes).unwrap();
@@ -163,7 +165,7 @@ fn a_late_rank_finds_no_rendezvous() {
 }
 
 /// The id of a proxy to the rendezvous, and a channel that signals that the first reply has passed.
-fn through_a_proxy(serving: &Serving) -> (UniqueId, Receiver<()>) {
+fn through_a_proxy(serving: &RendezvousServer) -> (UniqueId, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let behind = connect(serving);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use doorbell_collectives::Rank;
-use doorbell_collectives::bootstrap::{Exchange, Group, Launch, Rendezvous, Serving};
+use doorbell_collectives::bootstrap::{Exchange, Group, Launch, Rendezvous, RendezvousServer};
 use doorbell_collectives::failure::{Awaited, Failure, Wait};
 use doorbell_collectives::plan::Collective;
 use nix::sys::signal::{Signal, kill};
@@ -90,7 +90,7 @@ impl Drop for Member {
 }
 
 pub(crate) fn processes(ranks: u32) -> Vec<Member> {
-    let serving: Serving = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
+    let serving: RendezvousServer = Rendezvous::open("127.0.0.1".parse().unwrap(), ranks)
         .unwrap()
         .spawn(super::TIMEOUT)
         .unwrap();

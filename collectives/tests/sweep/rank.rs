@@ -277,7 +277,7 @@ impl Me {
     /// Blocks packets in both directions between this rank and another.
     fn cut(&self, comm: &Communicator, peer: Rank, name: u32) {
         if self.wire == Wire::SharedMemory {
-            return comm.cut(peer).unwrap();
+            return comm.break_links(peer).unwrap();
         }
         let [one, other] = [self.name, name].map(|name| address(self.wire, self.process, self.run, name));
         let forbid = |from: Ipv4Addr, to: Ipv4Addr| {

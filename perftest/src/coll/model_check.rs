@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::reference::Number;
-use doorbell_collectives::tune::{Choice, Question, median};
+use doorbell_collectives::tune::{Choice, TuningRequest, median};
 use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
 use serde::Serialize;
 
@@ -187,7 +187,7 @@ impl TypedJob for Job<'_> {
         comm.calibrate()?;
         let decision = comm.explain(case.collective, root, T::TYPE, moved)?;
         let (hosts, order) = (comm.hosts(), comm.order());
-        let question = Question {
+        let question = TuningRequest {
             collective: case.collective,
             bytes: moved,
             data: T::TYPE,

@@ -1,7 +1,7 @@
 //! `--simulate`: predicted times of all algorithms, simulated on a modeled fabric.
 
 use doorbell_collectives::cost::{Compute, Link};
-use doorbell_collectives::simulate::{Fabric, Leaves, Row, chart, quickest, table};
+use doorbell_collectives::simulate::{Fabric, Leaves, Row, chart, fastest, table};
 use doorbell_collectives::tune::{Overrides, Tuner, TuningFile};
 use serde::Serialize;
 
@@ -79,7 +79,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
             .is_none_or(|algorithm| row.choice.algorithm == algorithm)
     });
     rows.sort_by_key(|row| row.bytes);
-    let best = quickest(&rows);
+    let best = fastest(&rows);
     if let Some(file) = &args.svg {
         let title = format!("{} of {ranks} ranks, {} a host", args.operation, args.per_host);
         explain::write(file, &chart(&[(title, rows.clone())]))?;

@@ -11,7 +11,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //! use doorbell_verbs::exchange::{Exchange, Listener};
-//! use doorbell_verbs::{CompletionQueue, Library, Local, PreparedQueuePair, Queue, Remote, RemoteWrite, Write};
+//! use doorbell_verbs::{CompletionQueue, Library, Local, PreparedQueuePair, QueueKind, Remote, PeerWrite, WriteAccess};
 //!
 //! const PATIENCE: Duration = Duration::from_secs(10);
 //!
@@ -21,14 +21,14 @@
 //!     let pd = device.protection_domain()?;
 //!     let mut cq = device.completion_queue(64)?;
 //!     // The peer may write: through this queue pair, and to memory registered for it. Both must say so.
-//!     let mut qp = pd.queue_pair(&cq).send_depth(16).recv_depth(16).allow_remote_write().rc()?;
-//!     let inbox = pd.register(vec![0; 4096], RemoteWrite)?;
+//!     let mut qp = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(16).allow_remote_write().rc()?;
+//!     let inbox = pd.register(vec![0; 4096], PeerWrite)?;
 //!     // Before the peer can send: a message that finds no receive has to be sent again.
 //!     qp.receive(pd.register(vec![0; 64], Local)?)?;
 //!
 //!     let mut exchange = Listener::bind("0.0.0.0:18516")?.accept(PATIENCE)?;
 //!     let (_qp, _said) = exchange.pair(qp, &inbox.remote().to_bytes())?;
-//!     wait(&mut cq, Queue::Receive)?;
+//!     wait(&mut cq, QueueKind::Receive)?;
 //!     // The peer's last request is acknowledged by a queue pair that is still there.
 //!     exchange.finish()?;
 //!     Ok(())
@@ -38,22 +38,22 @@
 //!     let device = Library::system()?.open(device)?;
 //!     let pd = device.protection_domain()?;
 //!     let mut cq = device.completion_queue(64)?;
-//!     let qp: PreparedQueuePair = pd.queue_pair(&cq).send_depth(16).recv_depth(16).max_inline(16).rc()?;
+//!     let qp: PreparedQueuePair = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(16).max_inline_data(16).rc()?;
 //!
 //!     let mut exchange = Exchange::connect(server, PATIENCE)?;
 //!     let (mut qp, said) = exchange.pair(qp, b"")?;
-//!     let inbox: Remote<Write> = Remote::from_bytes(said.as_slice().try_into()?)?;
+//!     let inbox: Remote<WriteAccess> = Remote::from_bytes(said.as_slice().try_into()?)?;
 //!     qp.post(|batch| {
 //!         batch.write_inline(b"hello", inbox);
-//!         batch.send_inline(b"look").signalled();
+//!         batch.send_inline(b"look").signaled();
 //!     })?;
-//!     wait(&mut cq, Queue::Send)?;
+//!     wait(&mut cq, QueueKind::Send)?;
 //!     exchange.finish()?;
 //!     Ok(())
 //! }
 //!
 //! /// Waits until a request of this queue is done.
-//! fn wait(cq: &mut CompletionQueue, queue: Queue) -> Result<(), Box<dyn std::error::Error>> {
+//! fn wait(cq: &mut CompletionQueue, queue: QueueKind) -> Result<(), Box<dyn std::error::Error>> {
 //!     loop {
 //!         for done in cq.poll()? {
 //!             done.result()?;
@@ -76,7 +76,7 @@
 //!
 //! # What goes wrong
 //!
-//! - *The first request fails with [`RetryExceeded`](crate::Status::RetryExceeded).* It was sent before the peer had connected its own side, or to an address
+//! - *The first request fails with [`RetryExceeded`](crate::CompletionStatus::RetryExceeded).* It was sent before the peer had connected its own side, or to an address
 //!   that does not reach it: GIDs of two kinds (one IPv4, one IPv6), a firewall on UDP port 4791, two fabrics.
 //!   [`Exchange::pair`](crate::exchange::Exchange::pair) returns when both are connected; an exchange of one's own must wait for that, too.
 //! - *`EINVAL` from ibv_modify_qp.* The error compares what was given with the table of attributes, and says what is missing or out of range.

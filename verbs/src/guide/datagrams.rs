@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use doorbell_verbs::{Context, GRH_BYTES, Local, Queue, UdEndpoint};
+//! use doorbell_verbs::{Context, GRH_BYTES, Local, QueueKind, UdEndpoint};
 //!
 //! const MESSAGE: usize = 64;
 //!
@@ -34,7 +34,7 @@
 //!             let ah = pd.address_handle().reply_to(&datagram, &buffer)?;
 //!             let qkey = qp.endpoint().qkey;
 //!             qp.post(|batch| {
-//!                 batch.send_to(buffer.part(datagram.payload()), &ah, datagram.source(), qkey).signalled();
+//!                 batch.send_to(buffer.part(datagram.payload()), &ah, datagram.source(), qkey).signaled();
 //!             })?;
 //!         }
 //!     }
@@ -44,14 +44,14 @@
 //! fn ask(device: &Context, server: &UdEndpoint, question: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
 //!     let pd = device.protection_domain()?;
 //!     let mut cq = device.completion_queue_on(&device.completion_channel()?, 64)?;
-//!     let mut qp = pd.queue_pair(&cq).send_depth(16).recv_depth(16).max_inline(MESSAGE as u32).ud()?;
+//!     let mut qp = pd.queue_pair(&cq).max_send_wr(16).max_recv_wr(16).max_inline_data(MESSAGE as u32).ud()?;
 //!     qp.receive(pd.register(vec![0; GRH_BYTES + MESSAGE], Local)?)?;
 //!     let ah = pd.address_handle().to(server)?;
 //!     for _attempt in 0..5 {
 //!         qp.send_to_inline(question, &ah, server.qpn, server.qkey)?;
 //!         for mut done in cq.wait(Duration::from_millis(200))? {
 //!             done.result()?;
-//!             if let (Queue::Receive, Some(datagram), Some(answer)) = (done.queue(), done.datagram(), done.take::<Local>()) {
+//!             if let (QueueKind::Receive, Some(datagram), Some(answer)) = (done.queue(), done.datagram(), done.take::<Local>()) {
 //!                 return Ok(answer[datagram.payload()].to_vec());
 //!             }
 //!         }
@@ -71,8 +71,8 @@
 //!
 //! - *Nothing arrives.* A wrong Q_Key, no receive posted, a receive too short, a GID of another kind: each drops the datagram in silence. The sender's
 //!   completion says only that it has left.
-//! - *[`NoRoomForHeader`](crate::Reason::NoRoomForHeader).* The receive is shorter than the header, so that nothing could ever arrive in it.
-//! - *[`DatagramTooLong`](crate::Reason::DatagramTooLong).* One packet is the limit; cut longer messages, or connect.
+//! - *[`NoRoomForHeader`](crate::RejectReason::NoRoomForHeader).* The receive is shorter than the header, so that nothing could ever arrive in it.
+//! - *[`DatagramTooLong`](crate::RejectReason::DatagramTooLong).* One packet is the limit; cut longer messages, or connect.
 //! - *A failed send stops the queue.* UD goes to the SQE state, not ERR: receives go on, and [`resume`](crate::QueuePair::resume) lets it send again.
 //! - *Making an address handle for each answer costs a call into the kernel on most devices.* Keep those of known peers, by their GID.
 //!

@@ -6,21 +6,21 @@
 //!
 //! ```no_run
 //! use std::os::fd::OwnedFd;
-//! use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, QueuePair, Remote, RemoteWrite, Write};
+//! use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, QueuePair, Remote, PeerWrite, WriteAccess};
 //!
 //! /// `fd` is what the GPU's driver exports of the `len` bytes at `address`, such as cuMemGetHandleForAddressRange of CUDA.
-//! fn inbox(pd: &ProtectionDomain, fd: OwnedFd, address: u64, len: usize) -> Result<Buffer<Opaque<RemoteWrite>>, Box<dyn std::error::Error>> {
+//! fn inbox(pd: &ProtectionDomain, fd: OwnedFd, address: u64, len: usize) -> Result<Buffer<Opaque<PeerWrite>>, Box<dyn std::error::Error>> {
 //!     if !pd.supports_dmabuf() {
 //!         return Err("no dma-bufs here: copy through host memory".into());
 //!     }
 //!     // Known to peers by the addresses that the GPU knows it by. Offset and address have to agree modulo a page, so export whole pages.
-//!     Ok(pd.register_dmabuf(fd, 0, len, address, RemoteWrite)?)
+//!     Ok(pd.register_dmabuf(fd, 0, len, address, PeerWrite)?)
 //! }
 //!
 //! /// From one GPU's memory into another's.
-//! fn copy(qp: &mut QueuePair, from: Buffer<Opaque<RemoteWrite>>, to: Remote<Write>) -> Result<(), Box<dyn std::error::Error>> {
+//! fn copy(qp: &mut QueuePair, from: Buffer<Opaque<PeerWrite>>, to: Remote<WriteAccess>) -> Result<(), Box<dyn std::error::Error>> {
 //!     qp.post(|batch| {
-//!         batch.write(from, to).signalled();
+//!         batch.write(from, to).signaled();
 //!     })?;
 //!     Ok(())
 //! }

@@ -1,13 +1,13 @@
 //! Go on after a failure.
 //!
-//! When a request on a connection fails, its [`Failure`](crate::Failure) says why, and its queue pair is in the error state: whatever is in flight, and
-//! whatever is still posted, completes as [`Flushed`](crate::Status::Flushed), with its buffers. Nothing else has broken. Memory, its keys, protection domain
+//! When a request on a connection fails, its [`CompletionError`](crate::CompletionError) says why, and its queue pair is in the error state: whatever is in flight, and
+//! whatever is still posted, completes as [`Flushed`](crate::CompletionStatus::Flushed), with its buffers. Nothing else has broken. Memory, its keys, protection domain
 //! and completion queue are as good as before; a new queue pair, connected anew, is all that it takes.
 //!
 //! ```no_run
 //! use std::collections::VecDeque;
 //! use std::time::Duration;
-//! use doorbell_verbs::{Buffer, CompletionQueue, Endpoint, Failure, ProtectionDomain, QueuePair, Status};
+//! use doorbell_verbs::{Buffer, CompletionQueue, Endpoint, CompletionError, ProtectionDomain, QueuePair, CompletionStatus};
 //!
 //! type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 //!
@@ -21,7 +21,7 @@
 //!     let all = messages.len();
 //!     for attempt in 0..10 {
 //!         // Waits 67 ms · 8 and more for a peer that is silent.
-//!         let prepared = pd.queue_pair(cq).send_depth(32).recv_depth(1).timeout(14).retry_count(7).rc()?;
+//!         let prepared = pd.queue_pair(cq).max_send_wr(32).max_recv_wr(1).timeout(14).retry_count(7).rc()?;
 //!         let (peer, has) = meet(prepared.endpoint())?;
 //!         // What the peer has need not be sent again; those that it has not are all still here.
 //!         let skip = has.saturating_sub(all - messages.len()).min(messages.len());
@@ -30,7 +30,7 @@
 //!         let Some(failure) = send(&mut qp, cq, &mut messages)? else { return Ok(()) };
 //!         match failure.status {
 //!             // The peer is silent, or slow: it may come back.
-//!             Status::RetryExceeded | Status::RnrRetryExceeded => std::thread::sleep(Duration::from_millis(100 << attempt)),
+//!             CompletionStatus::RetryExceeded | CompletionStatus::RnrRetryExceeded => std::thread::sleep(Duration::from_millis(100 << attempt)),
 //!             // Anything else would fail again.
 //!             _ => return Err(failure.into()),
 //!         }
@@ -40,12 +40,12 @@
 //! }
 //!
 //! /// Sends messages until all are acknowledged or one fails; then all that were sent are back in their place.
-//! fn send(qp: &mut QueuePair, cq: &mut CompletionQueue, messages: &mut VecDeque<Buffer>) -> Result<Option<Failure>> {
+//! fn send(qp: &mut QueuePair, cq: &mut CompletionQueue, messages: &mut VecDeque<Buffer>) -> Result<Option<CompletionError>> {
 //!     let (mut failure, mut sent, mut in_flight) = (None, Vec::new(), 0);
 //!     while in_flight > 0 || (failure.is_none() && !messages.is_empty()) {
-//!         while failure.is_none() && qp.send_room() > 0 && let Some(message) = messages.pop_front() {
+//!         while failure.is_none() && qp.free_send_slots() > 0 && let Some(message) = messages.pop_front() {
 //!             qp.post(|batch| {
-//!                 batch.send(message).signalled();
+//!                 batch.send(message).signaled();
 //!             })?;
 //!             in_flight += 1;
 //!         }
@@ -65,14 +65,14 @@
 //!
 //! # What a failure says
 //!
-//! | [`Status`](crate::Status) | what happened | what to do |
+//! | [`CompletionStatus`](crate::CompletionStatus) | what happened | what to do |
 //! |---|---|---|
-//! | [`Flushed`](crate::Status::Flushed) | an earlier request failed, or [`flush`](crate::QueuePair::flush) was called | look at the first failure |
-//! | [`RetryExceeded`](crate::Status::RetryExceeded) | the peer is silent | connect again, after a while |
-//! | [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded) | the peer has no receive posted | connect again; send less, or have it post more |
-//! | [`RemoteAccess`](crate::Status::RemoteAccess), [`RemoteInvalidRequest`](crate::Status::RemoteInvalidRequest) | the peer's device refuses | a mistake in the program, or a key that is gone |
-//! | [`LocalLength`](crate::Status::LocalLength), [`LocalProtection`](crate::Status::LocalProtection), [`LocalAccess`](crate::Status::LocalAccess) | this side's device refuses | a mistake in the program |
-//! | [`Fatal`](crate::Status::Fatal) | the device has failed | open it again |
+//! | [`Flushed`](crate::CompletionStatus::Flushed) | an earlier request failed, or [`flush`](crate::QueuePair::flush) was called | look at the first failure |
+//! | [`RetryExceeded`](crate::CompletionStatus::RetryExceeded) | the peer is silent | connect again, after a while |
+//! | [`RnrRetryExceeded`](crate::CompletionStatus::RnrRetryExceeded) | the peer has no receive posted | connect again; send less, or have it post more |
+//! | [`RemoteAccess`](crate::CompletionStatus::RemoteAccess), [`RemoteInvalidRequest`](crate::CompletionStatus::RemoteInvalidRequest) | the peer's device refuses | a mistake in the program, or a key that is gone |
+//! | [`LocalLength`](crate::CompletionStatus::LocalLength), [`LocalProtection`](crate::CompletionStatus::LocalProtection), [`LocalAccess`](crate::CompletionStatus::LocalAccess) | this side's device refuses | a mistake in the program |
+//! | [`Fatal`](crate::CompletionStatus::Fatal) | the device has failed | open it again |
 //!
 //! The side that is refused something learns it by a completion. The other side learns it by an event ([`AccessError`](crate::QueuePairEvent::AccessError),
 //! from [`Context::events`](crate::Context::events)), and its receives are flushed.

@@ -4,7 +4,7 @@
 //! queue of receives for all of its queue pairs: whichever gets a message takes the next. There have to be as many as messages come at once.
 //!
 //! ```no_run
-//! use doorbell_verbs::{Context, Endpoint, Local, Queue, QueuePair, Rc, SharedReceive};
+//! use doorbell_verbs::{Context, Endpoint, Local, QueueKind, QueuePair, ReliableConnection, WithSrq};
 //!
 //! const MESSAGE: usize = 4096;
 //!
@@ -17,10 +17,10 @@
 //!     let buffers = pd.register_chunks(vec![0; 1024 * MESSAGE], MESSAGE, Local)?;
 //!     srq.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer)))?;
 //!
-//!     let mut clients: Vec<QueuePair<SharedReceive<Rc>>> = Vec::new();
+//!     let mut clients: Vec<QueuePair<WithSrq<ReliableConnection>>> = Vec::new();
 //!     for number in 0..100 {
 //!         // The tag says later whom a message is from.
-//!         let prepared = pd.queue_pair(&cq).send_depth(16).tag(number).shared_receive(&srq).rc()?;
+//!         let prepared = pd.queue_pair(&cq).max_send_wr(16).tag(number).shared_receive_queue(&srq).rc()?;
 //!         let client = connect(number as usize, prepared.endpoint());
 //!         clients.push(prepared.connect(&client)?);
 //!     }
@@ -33,11 +33,11 @@
 //!                 continue;
 //!             }
 //!             let Some(buffer) = done.take::<Local>() else { continue };
-//!             if queue == Queue::Send {
+//!             if queue == QueueKind::Send {
 //!                 srq.receive(buffer)?;
 //!             } else {
 //!                 clients[client].post(|batch| {
-//!                     batch.send(buffer).signalled();
+//!                     batch.send(buffer).signaled();
 //!                 })?;
 //!             }
 //!         }
@@ -52,8 +52,8 @@
 //!
 //! # What goes wrong
 //!
-//! - *Clients are slow, or fail with [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded).* The queue runs dry. Post more, or learn of it in time: arm the
-//!   limit and wait for [`LimitReached`](crate::SharedReceiveEvent::LimitReached).
+//! - *Clients are slow, or fail with [`RnrRetryExceeded`](crate::CompletionStatus::RnrRetryExceeded).* The queue runs dry. Post more, or learn of it in time: arm the
+//!   limit and wait for [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached).
 //! - *One client takes all.* There is no share for each: a client that floods starves the others. Bound what each may have under way, by credits.
 //! - *Buffers that don't come back.* A failed queue pair flushes what it had sent, and of receives at most the one that it held. The others were never its own.
 //! - *Completions of a queue pair that was dropped.* Their receives may be lost to the queue until it goes: take the queue pair to the error state, wait for

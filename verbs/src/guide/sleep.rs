@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use std::time::{Duration, Instant};
-//! use doorbell_verbs::{CompletionQueue, Context, Failure};
+//! use doorbell_verbs::{CompletionQueue, Context, CompletionError};
 //!
 //! /// Polls as long as there is much to do, and sleeps else.
 //! fn run(device: &Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +33,7 @@
 //!     cq.poll()?.try_for_each(|done| {
 //!         any = true;
 //!         println!("{:?}", done.result()?);
-//!         Ok::<_, Failure>(())
+//!         Ok::<_, CompletionError>(())
 //!     })?;
 //!     Ok(any)
 //! }
@@ -43,7 +43,7 @@
 //! - **Event loops**: a channel has a file descriptor ([`AsFd`](std::os::fd::AsFd)) that is readable when one of its queues has an event;
 //!   [`try_next`](crate::CompletionChannel::try_next) then says which. [`arm`](crate::CompletionQueue::arm) the queue, and poll it *after* arming.
 //! - **Only some messages**: [`wait_for`](crate::CompletionQueue::wait_for) with [`Notify::Solicited`](crate::Notify::Solicited) sleeps until one that its
-//!   sender marked [`solicited`](crate::Request::solicited).
+//!   sender marked [`solicited`](crate::WorkRequest::solicited).
 //! - **What happens unasked** (ports down, queue pairs in error) comes from [`Context::events`](crate::Context::events), which can be waited for likewise.
 //!
 //! # Units
@@ -56,7 +56,7 @@
 //! - *[`NoChannel`](crate::EventError::NoChannel).* The queue was made by [`completion_queue`](crate::Context::completion_queue), not
 //!   [`completion_queue_on`](crate::Context::completion_queue_on).
 //! - *A wait that gives nothing although its time is not up.* Completions of a queue pair dropped since end it too: go by the clock.
-//! - *Sleeping on sends.* Unsignalled requests have no completion, and wake nobody.
+//! - *Sleeping on sends.* Unsignaled requests have no completion, and wake nobody.
 //!
 //! # Where the rules are
 //!

@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use doorbell_verbs::{Buffer, CompletionQueue, Local, Pool, ProtectionDomain, QueuePair, Remote, Success, Write};
+//! use doorbell_verbs::{Buffer, CompletionQueue, Local, BufferPool, ProtectionDomain, QueuePair, Remote, Success, WriteAccess};
 //!
 //! const CHUNK: usize = 64 << 10;
 //! const SLOTS: u32 = 16;
@@ -16,12 +16,12 @@
 //!     pd: &ProtectionDomain,
 //!     qp: &mut QueuePair,
 //!     cq: &mut CompletionQueue,
-//!     window: Remote<Write>,
+//!     window: Remote<WriteAccess>,
 //!     mut input: impl std::io::Read,
 //! ) -> Result<(), Box<dyn std::error::Error>> {
 //!     let slots: Vec<_> = window.chunks(CHUNK as u64).collect();
 //!     // One registration for all buffers: registering costs microseconds and more, and pins memory.
-//!     let mut free = Pool::from_iter(pd.register_chunks(vec![0; CHUNK * SLOTS as usize], CHUNK, Local)?);
+//!     let mut free = BufferPool::from_iter(pd.register_chunks(vec![0; CHUNK * SLOTS as usize], CHUNK, Local)?);
 //!     // Credits come as immediate data of messages without bytes; each takes a receive, which needs a buffer.
 //!     for byte in pd.register_chunks(vec![0; SLOTS as usize], 1, Local)? {
 //!         qp.receive(byte)?;
@@ -47,7 +47,7 @@
 //!                 let write = batch.write(chunk.part(..len), slots[(number % SLOTS) as usize]).imm(number);
 //!                 // The last one's completion confirms those before it: one completion for the batch.
 //!                 if at == count {
-//!                     write.signalled();
+//!                     write.signaled();
 //!                 }
 //!                 number += 1;
 //!             }
@@ -83,14 +83,14 @@
 //!
 //! - *The reader sees old bytes.* It looked before the completion told it: data of a WRITE may become visible in any order (9.5), and only a completion at the
 //!   reader says that it is all there. The writer's own completion says that the peer's device has the data.
-//! - *[`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), or a stall of milliseconds.* WRITEs with immediate data consume receives. Post as many as the
+//! - *[`RnrRetryExceeded`](crate::CompletionStatus::RnrRetryExceeded), or a stall of milliseconds.* WRITEs with immediate data consume receives. Post as many as the
 //!   writer may have under way, and post each again before its credit is given.
-//! - *[`RemoteAccess`](crate::Status::RemoteAccess).* The memory was registered without [`RemoteWrite`](crate::RemoteWrite), the peer's queue pair was made
+//! - *[`RemoteAccess`](crate::CompletionStatus::RemoteAccess).* The memory was registered without [`PeerWrite`](crate::PeerWrite), the peer's queue pair was made
 //!   without [`allow_remote_write`](crate::QueuePairBuilder::allow_remote_write), the range goes beyond the region, or the region is gone.
-//! - *[`QueueFull`](crate::Reason::QueueFull).* Nobody polls: slots are freed by completions alone. The refused batch comes back with its buffers.
-//! - *Everything signalled is slow.* A completion costs about as much as a small WRITE. Unsignalled requests are confirmed, and their buffers come back, with
+//! - *[`QueueFull`](crate::RejectReason::QueueFull).* Nobody polls: slots are freed by completions alone. The refused batch comes back with its buffers.
+//! - *Everything signaled is slow.* A completion costs about as much as a small WRITE. Unsignaled requests are confirmed, and their buffers come back, with
 //!   the next completion of the same queue; the library signals one every half queue if nobody does.
 //!
 //! # Where the rules are
 //!
-//! RDMA WRITE: IBTA vol 1, 9.4.3; ordering: 9.5; unsignalled requests: 10.8.6; ibv_post_send(3), ibv_wr_post(3).
+//! RDMA WRITE: IBTA vol 1, 9.4.3; ordering: 9.5; unsignaled requests: 10.8.6; ibv_post_send(3), ibv_wr_post(3).

@@ -24,7 +24,7 @@ use state::{Shared, State, Taken};
 use super::error::{BootstrapError, in_words};
 use super::join::PeerStreams;
 use super::split::{Choice, divide};
-use super::{Exchange, ExchangeError, Member, PATIENCE};
+use super::{DEFAULT_TIMEOUT, Exchange, ExchangeError, Member};
 use crate::failure::{
     AGREEMENT_TIMEOUT, Failure, FailureDetector, Outcome, ProgressMonitor, ShrinkError, Verdict, Wait,
 };
@@ -98,7 +98,7 @@ impl ControlMesh {
             mesh_ranks,
             monitor: monitor.unwrap_or_default(),
             number: 0,
-            timeout: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
         }
     }
 

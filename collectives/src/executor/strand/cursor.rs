@@ -38,7 +38,7 @@ pub(super) fn next_fragment(
         });
     }
     while let Some(&(first, blocks)) = instruction.pieces.get(cursor.piece as usize) {
-        let run = layout.run(span.place, span.first + first, blocks, slice);
+        let run = layout.element_range(span.place, span.first + first, blocks, slice);
         if cursor.at < run.len {
             let len = most.min(run.len - cursor.at);
             return Some(Fragment {
@@ -75,6 +75,6 @@ pub(super) fn byte_offset(
     let Some(&(first, blocks)) = instruction.pieces.get(fragment.piece as usize) else {
         return 0;
     };
-    let ElementRange { offset, .. } = layout.run(span.place, span.first + first, blocks, slice);
+    let ElementRange { offset, .. } = layout.element_range(span.place, span.first + first, blocks, slice);
     (offset + fragment.at) as usize * function.bytes(span.place.form())
 }

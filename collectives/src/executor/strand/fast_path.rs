@@ -16,13 +16,13 @@ use crate::executor::link::Link;
 use crate::executor::operation::ActiveOperation;
 use crate::executor::program::{CompiledProgram, message};
 use crate::kernel::Function;
-use crate::plan::{Form, Place, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::protocol::{EAGER_SLOTS, LineProtocol};
 use crate::types::Rank;
 
 #[derive(Clone, Copy, Debug)]
 struct MemoryRef {
-    place: Place,
+    place: PlanMemory,
     at: usize,
 }
 
@@ -40,7 +40,7 @@ enum Action {
     },
     RecvReduce {
         from: Rank,
-        form: Form,
+        form: BlockForm,
         len: usize,
         with: MemoryRef,
         into: MemoryRef,

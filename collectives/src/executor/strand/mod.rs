@@ -23,7 +23,7 @@ use super::operation::{ActiveOperation, Data};
 use super::program::{Instruction, StepRef, StrandProgram, message};
 use crate::failure::Awaited;
 use crate::memory::Segment;
-use crate::plan::{Form, Place, Span, Step};
+use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::protocol::LineProtocol;
 use crate::types::Rank;
 
@@ -88,7 +88,7 @@ pub(super) struct StrandRunner {
     send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
     /// Buffer for unpacked LL and LL128 messages.
     lines: Vec<u64>,
-    operands: Vec<(Form, *const u8)>,
+    operands: Vec<(BlockForm, *const u8)>,
 }
 
 // SAFETY: its pointers are into segments of its own; operands are cleared after use.
@@ -165,9 +165,9 @@ impl StrandRunner {
         self.sent.resize(steps, 0);
         let layout = &op.ready.layout;
         if layout.scratch_len + layout.partial_len > 0 {
-            let scratch = layout.scratch_len as usize * op.function.bytes(Form::Element);
+            let scratch = layout.scratch_len as usize * op.function.bytes(BlockForm::Element);
             self.partial_offset = scratch.next_multiple_of(64);
-            let len = self.partial_offset + layout.partial_len as usize * op.function.bytes(Form::Partial);
+            let len = self.partial_offset + layout.partial_len as usize * op.function.bytes(BlockForm::Partial);
             if self
                 .scratch_memory
                 .as_ref()
@@ -406,29 +406,29 @@ impl StrandRunner {
         of == into || alike && start(send, of, sent) == start(step, into, slice_index)
     }
 
-    fn place_start(&self, op: &ActiveOperation, place: Place) -> *mut u8 {
+    fn place_start(&self, op: &ActiveOperation, place: PlanMemory) -> *mut u8 {
         let scratch_memory = || {
             self.scratch_memory
                 .as_ref()
                 .map_or(core::ptr::null_mut(), Segment::start)
         };
         match place {
-            Place::Input => op.input.start(),
-            Place::Output => op.output.start(),
-            Place::Scratch => scratch_memory(),
-            Place::Partial => scratch_memory().wrapping_add(self.partial_offset),
+            PlanMemory::Input => op.input.start(),
+            PlanMemory::Output => op.output.start(),
+            PlanMemory::Scratch => scratch_memory(),
+            PlanMemory::Partial => scratch_memory().wrapping_add(self.partial_offset),
         }
     }
 
     /// The segment of a memory, the index of this runner's device in it, and the offset; `None` for
     /// plain memory.
-    fn registered<'s>(&'s self, op: &'s ActiveOperation, place: Place) -> Option<(&'s Segment, usize, usize)> {
+    fn registered<'s>(&'s self, op: &'s ActiveOperation, place: PlanMemory) -> Option<(&'s Segment, usize, usize)> {
         let of = |data: &'s Data| data.segment().map(|(segment, offset)| (segment, self.rail, offset));
         match place {
-            Place::Input => of(&op.input),
-            Place::Output => of(&op.output),
-            Place::Scratch => Some((self.scratch_memory.as_ref()?, 0, 0)),
-            Place::Partial => Some((self.scratch_memory.as_ref()?, 0, self.partial_offset)),
+            PlanMemory::Input => of(&op.input),
+            PlanMemory::Output => of(&op.output),
+            PlanMemory::Scratch => Some((self.scratch_memory.as_ref()?, 0, 0)),
+            PlanMemory::Partial => Some((self.scratch_memory.as_ref()?, 0, self.partial_offset)),
         }
     }
 
@@ -495,7 +495,10 @@ impl StrandRunner {
     fn reduce(&mut self, op: &ActiveOperation, instruction: &Instruction, sources: &[Span], into: Span, slice: u32) {
         let mut operands = core::mem::take(&mut self.operands);
         for (piece, &(first, blocks)) in (0..).zip(&instruction.pieces) {
-            let run = op.ready.layout.run(into.place, into.first + first, blocks, slice);
+            let run = op
+                .ready
+                .layout
+                .element_range(into.place, into.first + first, blocks, slice);
             let whole = Fragment {
                 piece,
                 at: 0,
@@ -529,7 +532,10 @@ impl StrandRunner {
 
     fn copy(&self, op: &ActiveOperation, instruction: &Instruction, from: Span, into: Span, slice: u32) {
         for (piece, &(first, blocks)) in instruction.pieces.iter().enumerate() {
-            let run = op.ready.layout.run(into.place, into.first + first, blocks, slice);
+            let run = op
+                .ready
+                .layout
+                .element_range(into.place, into.first + first, blocks, slice);
             let whole = Fragment {
                 piece: piece as u32,
                 at: 0,

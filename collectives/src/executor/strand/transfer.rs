@@ -1,13 +1,13 @@
 //! Transfers between ranks: grants ahead of receives, pending sends, and received messages.
 
-use doorbell_verbs::Alias;
+use doorbell_verbs::BufferAlias;
 
 use super::cursor::{self, MessageCursor};
 use super::staging::STAGING_SLOTS;
 use super::{DriveContext, NOT_SENT, PendingSend, StrandRunner, link};
 use crate::executor::error::Failed;
 use crate::executor::program::{Instruction, message};
-use crate::plan::{Place, Step};
+use crate::plan::{PlanMemory, Step};
 use crate::types::Rank;
 
 impl StrandRunner {
@@ -205,11 +205,11 @@ impl StrandRunner {
     pub(super) fn source(
         &mut self,
         context: &mut DriveContext<'_>,
-        place: Place,
+        place: PlanMemory,
         at: usize,
         len: usize,
         to: Rank,
-    ) -> Option<Alias> {
+    ) -> Option<BufferAlias> {
         let op = context.op;
         if let Some((segment, rail, offset)) = self.registered(op, place) {
             return segment.alias(rail, offset + at, len);

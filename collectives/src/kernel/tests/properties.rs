@@ -5,11 +5,17 @@ use proptest::prelude::*;
 use super::reduce::content;
 use super::{Memory, Random};
 use crate::kernel::Function;
-use crate::plan::Form::{self, Element, Partial};
+use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
 /// Reduces copies of the sources, and returns the result's bytes.
-fn reduce(function: &Function, sources: &[(Form, Vec<u8>)], into: Form, elements: usize, offset: usize) -> Vec<u8> {
+fn reduce(
+    function: &Function,
+    sources: &[(BlockForm, Vec<u8>)],
+    into: BlockForm,
+    elements: usize,
+    offset: usize,
+) -> Vec<u8> {
     let mut memories: Vec<Memory> = sources.iter().map(|(_, bytes)| Memory::new(bytes, offset)).collect();
     let pointers: Vec<_> = memories
         .iter_mut()
@@ -23,7 +29,7 @@ fn reduce(function: &Function, sources: &[(Form, Vec<u8>)], into: Form, elements
     own.content(len).to_vec()
 }
 
-fn inputs(seed: u64, data: DataType, count: usize, elements: usize) -> Vec<(Form, Vec<u8>)> {
+fn inputs(seed: u64, data: DataType, count: usize, elements: usize) -> Vec<(BlockForm, Vec<u8>)> {
     let mut random = Random::new(seed);
     let any = seed.is_multiple_of(2);
     (0..count)

@@ -4,7 +4,7 @@ use super::reference::{self, decode_f32};
 use super::{Memory, Random};
 use crate::kernel::versions::Version;
 use crate::kernel::{Function, Scalar};
-use crate::plan::Form::{self, Element, Partial};
+use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
 const SHORT: &[usize] = if cfg!(miri) {
@@ -16,7 +16,7 @@ const LONG: &[usize] = &[513, 1024, 1025, 4097];
 
 /// `elements` in a form: random bits, or every second time numbers in the middle of the type's
 /// range.
-pub(super) fn content(random: &mut Random, data: DataType, form: Form, elements: usize, any: bool) -> Vec<u8> {
+pub(super) fn content(random: &mut Random, data: DataType, form: BlockForm, elements: usize, any: bool) -> Vec<u8> {
     let size = if form == Element {
         data.bytes()
     } else {
@@ -46,7 +46,7 @@ fn compare(
     what: &str,
 ) {
     let form = |random: &mut Random| if random.below(3) == 0 { Partial } else { Element };
-    let sources: Vec<(Form, Vec<u8>)> = (0..count)
+    let sources: Vec<(BlockForm, Vec<u8>)> = (0..count)
         .map(|_| {
             let form = form(random);
             (form, content(random, data, form, elements, any))

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use half::{bf16, f16};
 
-use crate::plan::Form;
+use crate::plan::BlockForm;
 use crate::{DataType, ReduceOp};
 
 /// `2^power`, exactly: Miri's `powi` is inexact at times, as it may be.
@@ -63,31 +63,31 @@ fn f8_decode(data: DataType, code: u8) -> f32 {
 }
 
 /// An element or a partial result, as `f32`.
-pub(super) fn decode_f32(data: DataType, form: Form, bytes: &[u8], index: usize) -> f32 {
+pub(super) fn decode_f32(data: DataType, form: BlockForm, bytes: &[u8], index: usize) -> f32 {
     let at = |size: usize| &bytes[index * size..][..size];
     let word = || u16::from_ne_bytes(at(2).try_into().expect("two bytes"));
     match (form, data) {
-        (Form::Element, DataType::F16) => f16::from_bits(word()).to_f32(),
-        (Form::Element, DataType::Bf16) => bf16::from_bits(word()).to_f32(),
-        (Form::Element, DataType::F8E4M3 | DataType::F8E5M2) => f8_decode(data, at(1)[0]),
+        (BlockForm::Element, DataType::F16) => f16::from_bits(word()).to_f32(),
+        (BlockForm::Element, DataType::Bf16) => bf16::from_bits(word()).to_f32(),
+        (BlockForm::Element, DataType::F8E4M3 | DataType::F8E5M2) => f8_decode(data, at(1)[0]),
         _ => f32::from_ne_bytes(at(4).try_into().expect("four bytes")),
     }
 }
 
 /// The bytes of a number in a form; an element's NaN is the one without a payload.
-pub(super) fn encode_f32(data: DataType, form: Form, value: f32) -> Vec<u8> {
+pub(super) fn encode_f32(data: DataType, form: BlockForm, value: f32) -> Vec<u8> {
     match (form, data) {
-        (Form::Element, DataType::F16) => if value.is_nan() { f16::NAN } else { f16::from_f32(value) }
+        (BlockForm::Element, DataType::F16) => if value.is_nan() { f16::NAN } else { f16::from_f32(value) }
             .to_ne_bytes()
             .to_vec(),
-        (Form::Element, DataType::Bf16) => if value.is_nan() {
+        (BlockForm::Element, DataType::Bf16) => if value.is_nan() {
             bf16::NAN
         } else {
             bf16::from_f32(value)
         }
         .to_ne_bytes()
         .to_vec(),
-        (Form::Element, DataType::F8E4M3 | DataType::F8E5M2) => vec![f8_code(data, value)],
+        (BlockForm::Element, DataType::F8E4M3 | DataType::F8E5M2) => vec![f8_code(data, value)],
         _ => if value.is_nan() { f32::NAN } else { value }.to_ne_bytes().to_vec(),
     }
 }
@@ -134,11 +134,11 @@ pub(super) fn reduce(
     data: DataType,
     op: ReduceOp,
     ranks: u32,
-    sources: &[(Form, Vec<u8>)],
-    form: Form,
+    sources: &[(BlockForm, Vec<u8>)],
+    form: BlockForm,
     elements: usize,
 ) -> Vec<u8> {
-    let finish = form == Form::Element;
+    let finish = form == BlockForm::Element;
     macro_rules! integer {
         ($type:ty) => {{
             let size = size_of::<$type>();
@@ -209,15 +209,15 @@ pub(super) fn reduce(
 }
 
 /// Partial results of floats with canonical NaNs, for comparison.
-pub(super) fn without_payloads(data: DataType, form: Form, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn without_payloads(data: DataType, form: BlockForm, bytes: &[u8]) -> Vec<u8> {
     match (data.accumulator(), form) {
-        (DataType::F32, Form::Partial) => {
+        (DataType::F32, BlockForm::Partial) => {
             let values = bytes.as_chunks::<4>().0.iter().map(|&chunk| f32::from_ne_bytes(chunk));
             values
                 .flat_map(|value| if value.is_nan() { f32::NAN } else { value }.to_ne_bytes())
                 .collect()
         }
-        (DataType::F64, Form::Partial) => {
+        (DataType::F64, BlockForm::Partial) => {
             let values = bytes.as_chunks::<8>().0.iter().map(|&chunk| f64::from_ne_bytes(chunk));
             values
                 .flat_map(|value| if value.is_nan() { f64::NAN } else { value }.to_ne_bytes())

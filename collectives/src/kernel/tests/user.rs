@@ -4,7 +4,7 @@ use super::reduce::content;
 use super::reference;
 use super::{Memory, Random};
 use crate::kernel::{Function, Op, Scalar, UserOperator};
-use crate::plan::Form::{self, Element, Partial};
+use crate::plan::BlockForm::{self, Element, Partial};
 use crate::{DataType, ReduceOp};
 
 fn sum() -> UserOperator {
@@ -31,7 +31,7 @@ fn an_operator_over_f32_serves_all_types_with_that_accumulator() {
                 [0, 1, 7, 100, 1030]
             } {
                 for into in [Element, Partial] {
-                    let sources: Vec<(Form, Vec<u8>)> = (0..count)
+                    let sources: Vec<(BlockForm, Vec<u8>)> = (0..count)
                         .map(|index| {
                             let form = if index % 2 == 0 { Element } else { Partial };
                             (form, content(&mut random, data, form, elements, false))

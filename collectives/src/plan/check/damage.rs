@@ -3,7 +3,7 @@
 
 use super::prove;
 use crate::algorithm::Algorithm;
-use crate::plan::{Collective, Form, Place, Plan, Span, Step};
+use crate::plan::{BlockForm, Collective, Plan, PlanMemory, Span, Step};
 use crate::types::Rank;
 
 /// Plans to damage: every algorithm, few ranks.
@@ -90,10 +90,10 @@ fn another_form() {
         let mut plan = plan.clone();
         match &mut plan.programs[rank].strands[strand][number] {
             Step::RecvReduce { form, .. } => {
-                *form = if *form == Form::Element {
-                    Form::Partial
+                *form = if *form == BlockForm::Element {
+                    BlockForm::Partial
                 } else {
-                    Form::Element
+                    BlockForm::Element
                 }
             }
             _ => return None,
@@ -154,10 +154,10 @@ fn another_place() {
     let damaged = every_step(|plan, rank, strand, number| {
         let mut plan = plan.clone();
         let span = written(&mut plan.programs[rank].strands[strand][number]).filter(|span| span.blocks > 0)?;
-        span.place = if span.place == Place::Output {
-            Place::Input
+        span.place = if span.place == PlanMemory::Output {
+            PlanMemory::Input
         } else {
-            Place::Output
+            PlanMemory::Output
         };
         Some(plan)
     });

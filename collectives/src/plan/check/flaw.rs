@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::plan::{Collective, Form, Place};
+use crate::plan::{BlockForm, Collective, PlanMemory};
 use crate::types::Rank;
 
 /// A flaw and its position.
@@ -59,7 +59,7 @@ pub enum Fault {
     #[error("{place} has no block {block}, it has {blocks}")]
     NoBlock {
         /// The memory.
-        place: Place,
+        place: PlanMemory,
         /// The block.
         block: u32,
         /// The number of blocks.
@@ -86,9 +86,9 @@ pub enum Fault {
         /// The sender.
         from: Rank,
         /// The form sent.
-        sent: Form,
+        sent: BlockForm,
         /// The form expected.
-        expected: Form,
+        expected: BlockForm,
     },
     /// Spans of different numbers of blocks.
     #[error("{from} blocks do not go into {into}")]
@@ -106,7 +106,7 @@ pub enum Fault {
         /// The data block written.
         data: u32,
         /// The memory.
-        place: Place,
+        place: PlanMemory,
         /// The block.
         block: u32,
         /// The data block whose length it has.
@@ -116,7 +116,7 @@ pub enum Fault {
     #[error("nothing is in block {block} of {place} yet")]
     Undefined {
         /// The memory.
-        place: Place,
+        place: PlanMemory,
         /// The block.
         block: u32,
     },
@@ -124,7 +124,7 @@ pub enum Fault {
     #[error("{place} is no place for {what}")]
     Place {
         /// The memory.
-        place: Place,
+        place: PlanMemory,
         /// The data written.
         what: &'static str,
     },
@@ -167,7 +167,7 @@ pub enum Fault {
         /// The block.
         block: u32,
         /// The memory.
-        place: Place,
+        place: PlanMemory,
     },
     /// A wrong data block in the output.
     #[error("block {block} of output has data block {found}, where {expected} belongs")]

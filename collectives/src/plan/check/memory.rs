@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::Fault;
-use crate::plan::{Place, Program, Shape, Shared, Span};
+use crate::plan::{PlanMemory, Program, Shape, Shared, Span};
 use crate::types::Rank;
 
 pub(super) type RankSet = Rc<[u64]>;
@@ -71,15 +71,15 @@ impl Accumulation {
     }
 
     /// The value for `place`: complete for the output.
-    pub(super) fn finish(self, place: Place, ranks: u32) -> Result<Value, Fault> {
+    pub(super) fn finish(self, place: PlanMemory, ranks: u32) -> Result<Value, Fault> {
         let data = self.data.ok_or(Fault::NoSources)?;
         let part = match place {
-            Place::Partial => Part::Some(self.set.into()),
-            Place::Output => match missing(&self.set, ranks) {
+            PlanMemory::Partial => Part::Some(self.set.into()),
+            PlanMemory::Output => match missing(&self.set, ranks) {
                 Some(contributor) => return Err(Fault::Lacks { data, contributor }),
                 None => Part::Whole,
             },
-            Place::Input | Place::Scratch => {
+            PlanMemory::Input | PlanMemory::Scratch => {
                 return Err(Fault::Place {
                     place,
                     what: "the result of a reduction",
@@ -163,7 +163,7 @@ impl Memory {
         }
     }
 
-    fn cell(&self, place: Place, block: u32) -> Result<usize, Fault> {
+    fn cell(&self, place: PlanMemory, block: u32) -> Result<usize, Fault> {
         let (base, end) = (self.bases[place as usize], self.bases[place as usize + 1]);
         if block as usize >= end - base {
             let blocks = (end - base) as u32;
@@ -171,9 +171,9 @@ impl Memory {
         }
         match self.shared {
             Some(shared)
-                if place == Place::Output && (shared.output..shared.output + shared.blocks).contains(&block) =>
+                if place == PlanMemory::Output && (shared.output..shared.output + shared.blocks).contains(&block) =>
             {
-                Ok(self.bases[Place::Input as usize] + (block - shared.output + shared.input) as usize)
+                Ok(self.bases[PlanMemory::Input as usize] + (block - shared.output + shared.input) as usize)
             }
             _ => Ok(base + block as usize),
         }
@@ -197,7 +197,7 @@ impl Memory {
             .collect()
     }
 
-    fn read_one(&mut self, strand: u32, place: Place, block: u32, at: usize) -> Result<Value, Fault> {
+    fn read_one(&mut self, strand: u32, place: PlanMemory, block: u32, at: usize) -> Result<Value, Fault> {
         let cell = &mut self.cells[at];
         if let Some(writer) = cell.writer.filter(|&writer| writer != strand) {
             return Err(Fault::Shared {
@@ -247,7 +247,7 @@ impl Memory {
         values: Vec<Value>,
     ) -> Result<(), Fault> {
         let place = into.place;
-        if place == Place::Input && into.blocks > 0 {
+        if place == PlanMemory::Input && into.blocks > 0 {
             return Err(Fault::Place {
                 place,
                 what: "what the rank gets",
@@ -270,7 +270,7 @@ impl Memory {
                 });
             }
             cell.writer = Some(strand);
-            if place == Place::Output && !matches!(value.part, Part::Whole) {
+            if place == PlanMemory::Output && !matches!(value.part, Part::Whole) {
                 return Err(Fault::Place {
                     place,
                     what: "what lacks contributions",
@@ -305,7 +305,7 @@ impl Memory {
     }
 
     pub(super) fn output(&self, shape: &Shape, rank: Rank) -> Result<(), Fault> {
-        let place = Place::Output;
+        let place = PlanMemory::Output;
         for (block, expected) in (0..).zip(shape.output(rank)) {
             match &self.cells[self.cell(place, block)?].value {
                 None => return Err(Fault::Undefined { place, block }),

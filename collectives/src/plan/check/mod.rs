@@ -29,7 +29,7 @@ pub use flaw::{At, Fault, Flaw, Wait, Why};
 use long::Rules;
 use memory::{Accumulation, Memory, Value, missing};
 
-use crate::plan::{Collective, Form, Plan, Shape, Span, Step};
+use crate::plan::{BlockForm, Collective, Plan, Shape, Span, Step};
 use crate::types::Rank;
 
 /// The proof that a plan is correct.
@@ -101,7 +101,7 @@ fn shape(shape: &Shape) -> Result<(), Fault> {
 }
 
 struct Message {
-    form: Form,
+    form: BlockForm,
     values: Vec<Value>,
     pending: Vec<usize>,
     /// Of a barrier: the ranks known to have entered.
@@ -342,7 +342,7 @@ impl<'a> Run<'a> {
         strand: u32,
         rank: Rank,
         from: Rank,
-        form: Form,
+        form: BlockForm,
         into: Span,
         cells: &[usize],
     ) -> Result<Result<Message, Outcome>, Fault> {

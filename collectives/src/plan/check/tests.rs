@@ -1,7 +1,7 @@
 //! Plans with one flaw each, and the flaw that the checker reports.
 
 use super::{At, Fault, Flaw, Wait, Why, prove};
-use crate::plan::{Collective, Form, Place, Plan};
+use crate::plan::{BlockForm, Collective, Plan, PlanMemory};
 use crate::types::Rank;
 
 fn flaw(text: &str) -> Flaw {
@@ -58,7 +58,7 @@ fn a_contribution_that_never_comes() {
 fn a_contribution_taken_for_a_result() {
     let text = two("allreduce", 1, ["strand 0 \n copy input[0] into output[0]", "strand 0"]);
     let fault = Fault::Place {
-        place: Place::Output,
+        place: PlanMemory::Output,
         what: "what lacks contributions",
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
@@ -117,7 +117,7 @@ fn a_read_before_a_write() {
         ],
     );
     let fault = Fault::Undefined {
-        place: Place::Output,
+        place: PlanMemory::Output,
         block: 0,
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
@@ -135,7 +135,7 @@ fn an_output_that_is_not_written_or_is_another_block() {
         ],
     );
     let fault = Fault::Undefined {
-        place: Place::Output,
+        place: PlanMemory::Output,
         block: 1,
     };
     assert_eq!(
@@ -181,7 +181,7 @@ fn a_block_that_is_not_as_long() {
     );
     let fault = Fault::Length {
         data: 0,
-        place: Place::Scratch,
+        place: PlanMemory::Scratch,
         block: 0,
         length_of: 1,
     };
@@ -199,7 +199,7 @@ fn a_step_that_writes_the_input() {
         ],
     );
     let fault = Fault::Place {
-        place: Place::Input,
+        place: PlanMemory::Input,
         what: "what the rank gets",
     };
     assert_eq!(flaw(&text).fault, fault);
@@ -218,7 +218,7 @@ fn blocks_that_there_are_not() {
             [&format!("strand 0 \n copy {span} into output[0]"), "strand 0"],
         );
         let fault = Fault::NoBlock {
-            place: Place::Input,
+            place: PlanMemory::Input,
             block,
             blocks: 1,
         };
@@ -280,8 +280,8 @@ fn unmatched_messages() {
     );
     let fault = Fault::FormMismatch {
         from: Rank(1),
-        sent: Form::Element,
-        expected: Form::Partial,
+        sent: BlockForm::Element,
+        expected: BlockForm::Partial,
     };
     assert_eq!(flaw(&text), Flaw { at: at(0, 0, 0), fault });
 }
@@ -362,7 +362,7 @@ fn a_message_that_is_staged_only_after_another_has_come() {
     let end = Flaw {
         at: At::End { rank: Rank(0) },
         fault: Fault::Undefined {
-            place: Place::Output,
+            place: PlanMemory::Output,
             block: 0,
         },
     };
@@ -443,7 +443,7 @@ fn strands_that_share_what_one_writes() {
     let shared = |strands| Fault::Shared {
         strands,
         block: 0,
-        place: Place::Output,
+        place: PlanMemory::Output,
     };
     assert_eq!(
         flaw(&text),
@@ -475,7 +475,7 @@ fn strands_that_share_what_one_writes() {
     assert!(matches!(
         flaw(&text).fault,
         Fault::Shared {
-            place: Place::Output,
+            place: PlanMemory::Output,
             ..
         }
     ));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{Arrival, Arrivals, PendingReceive, Scope, Simulation, Thread, UngrantedMessage, key};
-use crate::plan::{Form, Span};
+use crate::plan::{BlockForm, Span};
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
@@ -34,10 +34,10 @@ impl Simulation<'_> {
         }
     }
 
-    pub(super) fn bytes(&self, form: Form, span: Span) -> f64 {
+    pub(super) fn bytes(&self, form: BlockForm, span: Span) -> f64 {
         let each = match form {
-            Form::Element => self.element_bytes,
-            Form::Partial => self.partial_bytes,
+            BlockForm::Element => self.element_bytes,
+            BlockForm::Partial => self.partial_bytes,
         };
         each * f64::from(span.blocks)
     }

@@ -1,7 +1,7 @@
 //! GPUs and their NVLinks: hosts, pairs and rings.
 
 use doorbell_nvml as nvml;
-use nvml::{Ancestor, Machine, Reach};
+use nvml::{Ancestor, Machine, P2pStatus};
 
 use super::*;
 use crate::topology::order::ring;
@@ -13,14 +13,14 @@ fn machine(count: usize, links: impl Fn(usize, usize) -> u32, switched: u32) -> 
         number,
         version: Some(6),
         bytes_per_s: Some(25_000_000_000),
-        far,
+        remote: far,
     };
     let gpu = |one: usize| {
         let others = (0..count).filter(|two| *two != one);
         let direct = others
             .clone()
-            .flat_map(|two| vec![nvml::Far::Gpu(address(two)); links(one, two) as usize]);
-        let ends = direct.chain(vec![nvml::Far::Switch; switched as usize]);
+            .flat_map(|two| vec![nvml::RemoteDevice::Gpu(address(two)); links(one, two) as usize]);
+        let ends = direct.chain(vec![nvml::RemoteDevice::Switch; switched as usize]);
         let peers = others.map(|two| {
             let joined = switched > 0 || links(one, two) > 0;
             nvml::Peer {
@@ -30,9 +30,9 @@ fn machine(count: usize, links: impl Fn(usize, usize) -> u32, switched: u32) -> 
                 } else {
                     Ancestor::System
                 }),
-                nvlink: Some(if joined { Reach::Yes } else { Reach::NoWay }),
-                read: Some(if joined { Reach::Yes } else { Reach::NoChipset }),
-                write: Some(Reach::Yes),
+                nvlink: Some(if joined { P2pStatus::Yes } else { P2pStatus::NoWay }),
+                read: Some(if joined { P2pStatus::Yes } else { P2pStatus::NoChipset }),
+                write: Some(P2pStatus::Yes),
             }
         });
         nvml::Gpu {
@@ -154,7 +154,7 @@ fn links_join_gpus_directly_or_by_a_switch() {
 fn the_drivers_report_of_a_pair_overrides_link_ends() {
     // An NVSwitch whose fabric manager has not started: the links are up, without remote ends.
     let mut idle = machine(2, |_, _| 0, 18);
-    idle.gpus[0].peers[0].nvlink = Some(Reach::NoWay);
+    idle.gpus[0].peers[0].nvlink = Some(P2pStatus::NoWay);
     let two = members(&idle, "h");
     assert_eq!((links(&two[0], &two[1]), links(&two[1], &two[0])), (None, None));
 
@@ -162,19 +162,23 @@ fn the_drivers_report_of_a_pair_overrides_link_ends() {
     let hidden = |known| {
         let mut machine = machine(2, |_, _| 0, 18);
         for gpu in &mut machine.gpus {
-            gpu.links.iter_mut().for_each(|link| link.far = nvml::Far::Unknown);
+            gpu.links
+                .iter_mut()
+                .for_each(|link| link.remote = nvml::RemoteDevice::Unknown);
             gpu.peers[0].nvlink = known;
         }
         let two = members(&machine, "h");
         links(&two[0], &two[1])
     };
-    assert_eq!(hidden(Some(Reach::Yes)), Some(18));
-    assert_eq!(hidden(Some(Reach::Unknown)), None);
+    assert_eq!(hidden(Some(P2pStatus::Yes)), Some(18));
+    assert_eq!(hidden(Some(P2pStatus::Unknown)), None);
     assert_eq!(hidden(None), None);
     // Links to a CPU connect no GPUs.
     let mut power = machine(2, |_, _| 0, 3);
     for gpu in &mut power.gpus {
-        gpu.links.iter_mut().for_each(|link| link.far = nvml::Far::Processor);
+        gpu.links
+            .iter_mut()
+            .for_each(|link| link.remote = nvml::RemoteDevice::Processor);
     }
     let two = members(&power, "h");
     assert_eq!(links(&two[0], &two[1]), None);

@@ -6,8 +6,8 @@ fn tuner() -> Tuner {
     Tuner::new(Link::soft_local(), Link::ndr400(), Compute::default(), 8)
 }
 
-fn question(collective: Collective, bytes: u64) -> Question {
-    Question {
+fn question(collective: Collective, bytes: u64) -> TuningRequest {
+    TuningRequest {
         collective,
         bytes,
         data: DataType::F32,
@@ -20,7 +20,7 @@ fn order(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
 }
 
-fn apart(tuner: &Tuner, question: &Question, ranks: u32) -> Decision {
+fn apart(tuner: &Tuner, question: &TuningRequest, ranks: u32) -> Decision {
     tuner
         .choose(question, &(0..ranks).collect::<Vec<_>>(), &order(ranks))
         .unwrap()
@@ -79,7 +79,7 @@ fn every_collective_of_any_ranks_has_a_choice() {
 
 #[test]
 fn deterministic_calls_use_deterministic_algorithms() {
-    let question = Question {
+    let question = TuningRequest {
         deterministic: true,
         ..question(Collective::AllReduce, 64 << 20)
     };
@@ -124,7 +124,7 @@ fn overrides_are_not_chosen() {
         decision.reason
     );
     tuner.overrides.algorithm = Some(Algorithm::Ring);
-    let deterministic = Question {
+    let deterministic = TuningRequest {
         deterministic: true,
         ..question(Collective::AllReduce, 1 << 20)
     };

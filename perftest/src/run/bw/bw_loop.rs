@@ -154,7 +154,7 @@ struct QpProgress {
     done: u64,
     /// Messages to post in all: known from the start, or when the time is over.
     total: u64,
-    unsignalled: u32,
+    unsignaled: u32,
 }
 
 /// Runs the test at one size: the warm-up until its last message completes, then the measurement.
@@ -367,14 +367,14 @@ fn fill<F: BwRequester>(
             .min(test_qp.memory.allowance().min(paced).saturating_sub(state.posted));
         // Short lists only at the end, or where the peer's credits are short.
         if list == 0
-            || test_qp.qp.send_room() < post_params.requests
+            || test_qp.qp.free_send_slots() < post_params.requests
             || test_qp.memory.free() < post_params.list as usize
         {
             return Ok(());
         }
         let TestQp { qp, memory, peer } = test_qp;
         let (first, last) = (state.posted, state.posted + list);
-        let mut unsignalled = state.unsignalled;
+        let mut unsignaled = state.unsignaled;
         let ends = last == state.total;
         if inline.differ {
             for (index, payload) in (first..last).zip(inline.bytes.chunks_exact_mut(inline.len)) {
@@ -384,10 +384,10 @@ fn fill<F: BwRequester>(
         let posted = last.to_le_bytes();
         let result = qp.post(|batch| {
             let mut due = |ends: bool| {
-                unsignalled += 1;
-                let due = unsignalled >= post_params.signal_every || ends;
+                unsignaled += 1;
+                let due = unsignaled >= post_params.signal_every || ends;
                 if due {
-                    unsignalled = 0;
+                    unsignaled = 0;
                 }
                 due
             };
@@ -403,7 +403,7 @@ fn fill<F: BwRequester>(
         });
         result.map_err(|e| peer.refused(&e))?;
         state.posted = last;
-        state.unsignalled = unsignalled;
+        state.unsignaled = unsignaled;
     }
 }
 

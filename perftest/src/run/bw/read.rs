@@ -2,7 +2,7 @@
 //! pattern, and each buffer is filled with its inverse before, so that a byte that never arrived is
 //! found.
 
-use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain, Read as MayRead, Remote};
+use doorbell_verbs::{Batch, Buffer, Completion, Local, Opaque, ProtectionDomain, ReadAccess, Remote};
 
 use super::super::gpu::{Content, GpuPool};
 use super::super::pattern::{Mismatch, Pattern};
@@ -18,7 +18,7 @@ pub(crate) struct ReadRequester {
     bytes: u64,
     verify: bool,
     free: FreeBuffers,
-    source: Option<Remote<MayRead>>,
+    source: Option<Remote<ReadAccess>>,
     slots: u64,
 }
 
@@ -96,7 +96,7 @@ impl BwRequester for ReadRequester {
         let pattern = Pattern::new(self.seed, self.qp_index, index % self.slots);
         macro_rules! post {
             ($request:expr) => {{
-                $request.signalled_if(signal);
+                $request.signaled_if(signal);
             }};
         }
         match &mut self.free {
