@@ -71,7 +71,7 @@ fn the_crossover_chart_is_what_the_simulator_says() {
         text.push('\n');
     }
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    let performance = docs.join("PERFORMANCE.md");
+    let performance = docs.join("RESULTS.md");
     let drawing = docs.join("crossover.svg");
     let svg = chart(&panels);
     if std::env::var_os("DOORBELL_WRITE_CHARTS").is_some() {
@@ -85,7 +85,7 @@ fn the_crossover_chart_is_what_the_simulator_says() {
     let page = std::fs::read_to_string(performance).unwrap();
     assert!(
         page.contains(&text),
-        "docs/PERFORMANCE.md has another table than this:\n{text}"
+        "docs/RESULTS.md has another table than this:\n{text}"
     );
     assert!(
         best.iter()

@@ -44,7 +44,7 @@ Debian's packages of the peers are installed where we are root; what is missing 
 ";
 
 /// Where the table goes.
-const FILE: &str = "docs/PERFORMANCE.md";
+const FILE: &str = "docs/RESULTS.md";
 const BEGIN: &str = "<!-- begin peers -->\n";
 const END: &str = "<!-- end peers -->\n";
 
