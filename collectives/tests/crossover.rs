@@ -1,6 +1,7 @@
-//! The chart of docs/PERFORMANCE.md: which algorithm takes how long, by simulation.
+//! The charts of docs/PERFORMANCE.md: simulated times by algorithm.
 //!
-//! The committed files are what the simulator says; after a change, DOORBELL_WRITE_CHARTS=1 writes them anew.
+//! The committed files are the simulator's output; after a change, DOORBELL_WRITE_CHARTS=1 writes
+//! them anew.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -42,7 +43,7 @@ fn size(bytes: u64) -> String {
 }
 
 #[test]
-fn the_crossover_chart_is_what_the_simulator_says() {
+fn the_crossover_chart_matches_the_simulator() {
     let panels: Vec<(String, Vec<Row>)> = CASES
         .iter()
         .map(|&(ranks, per_host)| (format!("all-reduce, {}", title(ranks, per_host)), rows(ranks, per_host)))

@@ -1,8 +1,10 @@
-//! Turns the lists in `exports/` into what gives a library its symbol versions: a version script with every node and symbol for the linker, and one line of
-//! `exports.rs` for each version of each symbol, which `export.rs` makes into assembly.
+//! Generates symbol versions from the lists in `exports/`: a version script with every node and
+//! symbol for the linker, and one line of `exports.rs` for each version of each symbol, which
+//! `export.rs` turns into assembly.
 //!
-//! rustc hands the linker a version script of its own, which makes everything local that no Rust item exports. A symbol whose version is given by `.symver` and
-//! named in its node by a second script is left alone.
+//! rustc passes the linker a version script of its own, which makes everything local that no Rust
+//! item exports. A symbol whose version is set by `.symver` and named in its node by a second
+//! script is not affected.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,10 +13,10 @@ use std::{env, fs};
 
 const LISTS: [&str; 3] = ["libibverbs", "private", "librdmacm"];
 
-/// What the lists say.
+/// The content of the lists.
 #[derive(Default)]
 struct Exports {
-    /// Each node with the one that it inherits from, in order.
+    /// Each node with its parent node, in order.
     nodes: Vec<(String, Option<String>)>,
     /// The symbols of each node.
     symbols: BTreeMap<String, Vec<String>>,
@@ -36,9 +38,9 @@ fn main() {
     fs::write(out.join("exports.rs"), &exports.lines).expect("OUT_DIR is writable");
     let arguments = [
         format!("--version-script={}", script.display()),
-        // The name by which glibc knows a library that is loaded already, whatever file it came from.
+        // The name by which glibc identifies a loaded library, whatever file it came from.
         "-soname,libibverbs.so.1".into(),
-        // The device has threads in this code: dlclose(3) must leave it where it is.
+        // The device has threads in this code: dlclose(3) must not unload it.
         "-z,nodelete".into(),
     ];
     for argument in arguments {

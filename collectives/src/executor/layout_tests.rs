@@ -1,4 +1,5 @@
-//! Every element of input and output lies in one block of one slice, scratch blocks lie apart and are as long as what they hold, and both ends of a message cut it alike.
+//! Every element of input and output lies in one block of one slice; scratch blocks are disjoint
+//! and as long as the data that they hold; both ends of a message cut it alike.
 
 use super::*;
 use crate::plan::Collective;
@@ -44,7 +45,7 @@ fn layouts() -> impl Iterator<Item = (Shape, Layout)> {
 fn every_element_is_in_one_block_of_one_slice() {
     for (shape, layout) in layouts() {
         let blocks = shape.output(Rank(0)).len() as u32;
-        let mut runs: Vec<Run> = (0..layout.extent.slices)
+        let mut runs: Vec<ElementRange> = (0..layout.extent.slices)
             .flat_map(|slice| (0..blocks).map(move |block| (slice, block)))
             .map(|(slice, block)| layout.run(Place::Output, block, 1, slice))
             .filter(|run| run.len > 0)
@@ -108,10 +109,10 @@ fn a_piece_is_as_long_as_its_blocks() {
 #[test]
 fn neighbours_are_joined_where_memory_is() {
     assert_eq!(
-        *pieces(&[4, 5, 6, 0, 1, 9], Joins::Neighbours),
+        *pieces(&[4, 5, 6, 0, 1, 9], Coalescing::Neighbours),
         [(0, 3), (3, 2), (5, 1)]
     );
-    assert_eq!(*pieces(&[4, 0, 9], Joins::All), [(0, 3)]);
-    assert_eq!(*pieces(&[4, 5], Joins::None), [(0, 1), (1, 1)]);
-    assert_eq!(*pieces(&[], Joins::All), []);
+    assert_eq!(*pieces(&[4, 0, 9], Coalescing::All), [(0, 3)]);
+    assert_eq!(*pieces(&[4, 5], Coalescing::None), [(0, 1), (1, 1)]);
+    assert_eq!(*pieces(&[], Coalescing::All), []);
 }

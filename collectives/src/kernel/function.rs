@@ -1,4 +1,4 @@
-//! Reducing memory: a data type and an operator, with the loops that compute them on this machine.
+//! Reduction kernels: a data type and an operator, with the loops for this machine.
 
 use core::fmt;
 use core::ops::Range;
@@ -8,10 +8,10 @@ use super::versions::{Fused, Loops, Narrow, Version};
 use crate::plan::Form;
 use crate::types::{DataType, ReduceOp};
 
-/// Bytes of a tile: two of them stay in the first cache beside what streams through it.
+/// Bytes of a tile: two of them stay in the L1 cache beside the streamed data.
 const TILE: usize = 4096;
 
-/// Memory on the stack for partial results of a few elements at a time, aligned for every type and vector.
+/// Stack memory for partial results of a few elements, aligned for every type and vector.
 #[repr(align(64))]
 struct Tile([core::mem::MaybeUninit<u8>; TILE]);
 
@@ -25,16 +25,19 @@ impl Tile {
     }
 }
 
-/// What reduces elements of one type by one operator. Made once for an operation: it holds the loops for the best instruction set that the machine has.
+/// A reduction of one type by one operator. Created once per operation: it holds the loops for the
+/// best instruction set of the machine.
 #[derive(Clone)]
 pub struct Function {
     data: DataType,
     op: Op,
     pub(super) ranks: u32,
-    /// The built-in loops; of a user's operator those of `Sum`, which only convert and scale.
+    /// The built-in loops; for a user-defined operator those of `Sum`, which only convert and
+    /// scale.
     loops: Loops,
     narrow: Option<Narrow>,
-    /// All of it in one pass, where there is such a loop; as `loops` without meaning of a user's operator.
+    /// The whole reduction in one pass, where there is such a loop; unused for a user-defined
+    /// operator.
     fused: Option<Fused>,
 }
 
@@ -42,7 +45,7 @@ impl Function {
     /// The reduction of `data` by `op` over `ranks` ranks: `Avg` divides by that number.
     ///
     /// # Errors
-    /// The user's operator is over another type than the one that `data` accumulates in.
+    /// The user-defined operator is over another type than the accumulator of `data`.
     pub fn new(data: DataType, op: impl Into<Op>, ranks: u32) -> Result<Self, Unfit> {
         Self::with_version(data, op.into(), ranks, Version::best())
     }
@@ -95,18 +98,21 @@ impl Function {
         }
     }
 
-    /// Reduces the `sources`, in their order, `into` a memory: as partial results, or finished elements, rounded once, with `Avg`'s division done. Nothing at all is reduced without sources.
+    /// Reduces the `sources`, in order, `into` a memory: as partial results, or as elements,
+    /// rounded once, with `Avg`'s division done. Does nothing without sources.
     ///
     /// # Safety
-    /// Each source can be read for `elements` of its form, and `into` written, at any alignment. `into` may be one of the sources exactly, in the same form; else it overlaps none. Nobody else writes any of them meanwhile: what a
-    /// device has written is complete (its completion or its flag was seen).
+    /// Each source is valid for reads of `elements` of its form, and `into` for writes, at any
+    /// alignment. `into` is exactly one of the sources in the same form, or overlaps none. No other
+    /// code writes any of them meanwhile: a device's writes are complete (their completion or flag
+    /// was seen).
     pub unsafe fn reduce(&self, sources: &[(Form, *const u8)], into: (Form, *mut u8), elements: usize) {
         // SAFETY: the caller's contract is the same in all arms.
         unsafe {
             match (&self.op, sources) {
                 (_, []) => {}
                 (Op::User(user), _) => self.reduce_by_user(user, sources, into, elements),
-                (Op::Builtin(_), &[(form, from)]) => self.alone(form, from, into, elements),
+                (Op::Builtin(_), &[(form, from)]) => self.single(form, from, into, elements),
                 (Op::Builtin(_), &[(_, a), (_, b)]) if self.narrow.is_none() => {
                     let pair = if into.0 == Form::Element {
                         self.loops.finish
@@ -127,7 +133,8 @@ impl Function {
     /// Copies `elements` of one form.
     ///
     /// # Safety
-    /// `from` can be read and `into` written for that many; they are the same, or do not overlap. Nobody else writes them meanwhile.
+    /// `from` is valid for reads and `into` for writes of that many; they are the same or disjoint.
+    /// No other code writes them meanwhile.
     pub unsafe fn copy(&self, form: Form, from: *const u8, into: *mut u8, elements: usize) {
         if !core::ptr::eq(from, into) {
             // SAFETY: by contract.
@@ -135,13 +142,15 @@ impl Function {
         }
     }
 
-    /// Multiplies `elements` at `from` with `scalar` in the type that accumulates, and rounds once: what [`ReduceOp::PreMulSum`] does to a rank's input before it is reduced.
+    /// Multiplies `elements` at `from` by `scalar` in the accumulator type and rounds once, for
+    /// [`ReduceOp::PreMulSum`].
     ///
     /// # Errors
-    /// The scalar is of another type than the one that the data accumulates in. Nothing was written.
+    /// The scalar is of another type than the accumulator of the data. Nothing was written.
     ///
     /// # Safety
-    /// `from` can be read and `into` written for that many, at any alignment; they are the same, or do not overlap. Nobody else writes them meanwhile.
+    /// `from` is valid for reads and `into` for writes of that many, at any alignment; they are the
+    /// same or disjoint. No other code writes them meanwhile.
     pub unsafe fn scale(&self, scalar: Scalar, from: *const u8, into: *mut u8, elements: usize) -> Result<(), Unfit> {
         if scalar.over() != self.data.accumulator() {
             return Err(Unfit {
@@ -150,7 +159,8 @@ impl Function {
                 data: self.data,
             });
         }
-        // SAFETY: the scalar is of the type that the loops are of; the rest by contract. A tile has room for `count` of the type that accumulates.
+        // SAFETY: the scalar is of the type of the loops; the rest by contract. A tile has room for
+        // `count` of the accumulator type.
         unsafe {
             let Some(narrow) = self.narrow else {
                 (self.loops.scale)(from, into, elements, scalar.address());
@@ -181,14 +191,14 @@ impl Function {
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
-    unsafe fn alone(&self, form: Form, from: *const u8, into: (Form, *mut u8), elements: usize) {
-        // SAFETY: by contract; a tile has room for `count` of the type that accumulates.
+    unsafe fn single(&self, form: Form, from: *const u8, into: (Form, *mut u8), elements: usize) {
+        // SAFETY: by contract; a tile has room for `count` of the accumulator type.
         unsafe {
             match (self.narrow, form, into.0) {
                 (None, _, Form::Partial) | (Some(_), Form::Partial, Form::Partial) => {
                     self.copy(into.0, from, into.1, elements)
                 }
-                (None, _, Form::Element) => (self.loops.alone)(from, into.1, elements, self.ranks),
+                (None, _, Form::Element) => (self.loops.single)(from, into.1, elements, self.ranks),
                 (Some(narrow), Form::Element, Form::Partial) => (narrow.decode)(from, into.1, elements),
                 (Some(narrow), _, Form::Element) => {
                     let mut tile = Tile::new();
@@ -200,7 +210,7 @@ impl Function {
                         } else {
                             from
                         };
-                        (self.loops.alone)(from, tile.at(), count, self.ranks);
+                        (self.loops.single)(from, tile.at(), count, self.ranks);
                         (narrow.encode)(tile.at(), into.1.add(at * self.data.bytes()), count);
                     });
                 }
@@ -208,7 +218,7 @@ impl Function {
         }
     }
 
-    /// Two sources or more, and some of the elements.
+    /// Two or more sources, tile by tile.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce); there are two sources or more.
@@ -216,10 +226,11 @@ impl Function {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         let last = sources.len() - 1;
         self.for_tiles(elements, |begin, count| {
-            // Where the accumulator is now: the first source itself, until something was added to it.
+            // The accumulator: the first source itself, until another was added to it.
             let mut sum = core::ptr::null();
             for (index, &(form, from)) in sources.iter().enumerate() {
-                // SAFETY: by contract; a tile has room for `count` of the type that accumulates. `into` is written last for these elements, when all sources were read.
+                // SAFETY: by contract; a tile has room for `count` of the accumulator type. `into`
+                // is written last for these elements, when all sources were read.
                 unsafe {
                     let mut from = from.add(begin * self.bytes(form));
                     if let (Some(narrow), Form::Element) = (self.narrow, form) {
@@ -252,7 +263,8 @@ impl Function {
         });
     }
 
-    /// Any number of sources, by the user's operator. It sees tiles alone, never the operation's memory.
+    /// Any number of sources by the user-defined operator, which only accesses tiles, never the
+    /// operation's memory.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
@@ -265,7 +277,8 @@ impl Function {
     ) {
         let (mut first, mut next) = (Tile::new(), Tile::new());
         self.for_tiles(0..elements, |begin, count| {
-            // SAFETY: by contract; a tile has room for `count` of the type that accumulates, and is aligned for it. `into` is written last for these elements.
+            // SAFETY: by contract; a tile has room for `count` of the accumulator type, and is
+            // aligned for it. `into` is written last for these elements.
             unsafe {
                 for (index, &(form, from)) in sources.iter().enumerate() {
                     let tile = if index == 0 { first.at() } else { next.at() };

@@ -1,13 +1,13 @@
-//! The text form of plans: `Display` writes it, `FromStr` reads it.
+//! The text form of plans: `Display` writes it, `FromStr` parses it.
 //!
 //! ```text
-//! allreduce in place        what it does, and whether input and output may be the same memory
+//! allreduce in place        the collective, and whether input and output may share memory
 //! order 0 1                 the members
 //! root 0
-//! blocks 2                  of what is divided: Shape::blocks
+//! blocks 2                  Shape::blocks
 //!
 //! rank 0                    for each rank: its memory, if any, and its strands
-//! scratch 0 1               which data blocks its blocks are as long as
+//! scratch 0 1               data blocks whose lengths its blocks have
 //! partial 1
 //! strand 0
 //!   send input[0..2] to 1
@@ -17,7 +17,8 @@
 //!   copy input[0] into output[0]
 //! ```
 //!
-//! A span is `place[first]` or `place[first..end]`, or `nothing`. What follows a `#` is a comment; empty lines and indentation mean nothing.
+//! A span is `place[first]` or `place[first..end]`, or `nothing`. `#` begins a comment; empty lines
+//! and indentation are ignored.
 
 use core::fmt;
 use core::str::{FromStr, SplitWhitespace};
@@ -93,20 +94,18 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Text that is no plan.
+/// A parse error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the plan: {what}")]
 pub struct TextError {
     /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error.
     pub what: String,
 }
 
-/// What is wrong with a line.
 type Wrong = String;
 
-/// Reads a span.
 fn span(text: &str) -> Result<Span, Wrong> {
     if text == "nothing" {
         return Ok(Span::empty());
@@ -130,7 +129,6 @@ fn span(text: &str) -> Result<Span, Wrong> {
     }
 }
 
-/// Reads a step.
 fn step(text: &str) -> Result<Step, Wrong> {
     let mut words = Words(text.split_whitespace());
     let step = match words.next("a step")? {
@@ -209,7 +207,6 @@ impl FromStr for Plan {
     }
 }
 
-/// A plan as far as it has been read.
 #[derive(Default)]
 struct Reader {
     collective: Option<Collective>,
@@ -290,7 +287,6 @@ impl Reader {
     }
 }
 
-/// The words of a line.
 struct Words<'a>(SplitWhitespace<'a>);
 
 impl<'a> Words<'a> {
@@ -311,7 +307,6 @@ impl<'a> Words<'a> {
         self.parse("a rank").map(Rank)
     }
 
-    /// All the rest.
     fn numbers(&mut self) -> Result<Vec<u32>, Wrong> {
         let number = |word: &str| word.parse().map_err(|_| format!("{word:?} is not a number"));
         self.0.by_ref().map(number).collect()

@@ -1,4 +1,4 @@
-//! Text and plans are the same thing.
+//! The text form and plans convert into each other without loss.
 
 use proptest::prelude::*;
 
@@ -78,7 +78,7 @@ proptest! {
         prop_assert_eq!(plan.to_string().parse(), Ok(plan));
     }
 
-    /// Whatever stands there is a plan or an error, and a plan is right or has a flaw.
+    /// Any text is a plan or an error, and any plan is proved or has a flaw.
     #[test]
     fn any_text_is_a_plan_or_not(lines in prop::collection::vec(line(), 0..30)) {
         if let Ok(plan) = lines.join("\n").parse::<Plan>() {
@@ -88,7 +88,7 @@ proptest! {
     }
 }
 
-/// Lines that can be in a plan, and some that can't.
+/// Lines that can be in a plan, and some that cannot.
 fn line() -> impl Strategy<Value = String> {
     let words = [
         "allreduce",
@@ -116,7 +116,7 @@ fn line() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn what_is_wrong_with_a_line_is_said() {
+fn errors_of_a_line_are_reported() {
     let head = "barrier\norder 0\nroot 0\nblocks 0\nrank 0\nstrand 0\n";
     assert!(format!("{head}# nothing to do\n\n").parse::<Plan>().is_ok());
     let heads = [
@@ -140,7 +140,7 @@ fn what_is_wrong_with_a_line_is_said() {
         "send elsewhere[0] to 1",
         "recv-reduce whole from 1 with input[0] into output[0]",
         "reduce input[0]",
-        "recv output[0] from nobody",
+        "recv output[0] from none",
     ];
     let texts = heads
         .iter()
@@ -151,7 +151,8 @@ fn what_is_wrong_with_a_line_is_said() {
 }
 
 proptest! {
-    /// A plan in whose text a word stands for another is a plan or an error, and then right or flawed; whatever it is, it can be counted and drawn.
+    /// A plan's text with a word replaced is a plan or an error, and then proved or flawed; in any
+    /// case it can be counted and drawn.
     #[test]
     fn damaged_text_is_harmless(which in any::<prop::sample::Index>(), ranks in 1..6u32, at in any::<prop::sample::Index>(), other in word()) {
         let pairs: Vec<_> = Collective::ALL.iter().flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (algorithm, collective))).collect();
@@ -173,7 +174,6 @@ proptest! {
     }
 }
 
-/// Words of plans.
 fn word() -> impl Strategy<Value = String> {
     let words = [
         "0",

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::chart::{Chart, Form, charts, draw, ids};
+use crate::chart::{Chart, Layout, charts, draw, ids};
 use crate::document::Document;
 use crate::failure::{Failure, one_line};
 use crate::output::Output;
@@ -25,7 +25,7 @@ Examples:
 Results are what doorbell bw, lat, coll --json and doorbell sweep write.
 Exit status: 0 done, 1 a file cannot be read or written, 2 bad usage or a file that is no result.";
 
-/// What `doorbell report` takes.
+/// The arguments of `doorbell report`.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
     /// Results, as bw, lat, coll --json and sweep write them
@@ -78,10 +78,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let charts = charts(&documents);
     let bytes = match format {
         Format::Html => page::page(&documents, &charts).into_bytes(),
-        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Form::ALONE).into_bytes(),
+        Format::Svg => draw(chosen(&charts, args.chart.as_deref())?, &Layout::ALONE).into_bytes(),
         #[cfg(feature = "png")]
         Format::Png => {
-            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Form::PICTURE);
+            let drawn = draw(chosen(&charts, args.chart.as_deref())?, &Layout::PICTURE);
             crate::chart::png(&drawn)
                 .map_err(|reason| Failure::test(format!("cannot make a picture: {}", one_line(&reason))))?
         }
@@ -90,11 +90,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     print_line(&one_line(&args.output.display().to_string()))
 }
 
-/// The chart of a name, of itself or of its sort.
+/// The chart of a name: its own or that of its kind.
 fn chosen<'a>(charts: &'a [Chart], name: Option<&str>) -> Result<&'a Chart, Failure> {
     let found = match name {
         None => charts.first(),
-        Some(name) => charts.iter().find(|chart| chart.id == name || chart.sort == name),
+        Some(name) => charts.iter().find(|chart| chart.id == name || chart.kind == name),
     };
     found.ok_or_else(|| {
         let name = name.unwrap_or("any");

@@ -1,4 +1,5 @@
-//! Bandwidth and latency of RDMA WRITE between two processes on soft devices, without the layers above: for work on the device itself.
+//! Bandwidth and latency of RDMA WRITE between two processes on soft devices, without the layers
+//! above: for work on the device itself.
 //!
 //! `cargo run --release -p doorbell-softroce --example measure [BYTES [SECONDS]]`
 
@@ -19,7 +20,6 @@ use doorbell_softroce::{
     Cq, CqConfig, Device, DeviceConfig, EventQueue, HostRange, Mr, Owner, Pd, Qp, QpConfig, Rights,
 };
 
-/// WRITEs outstanding in the bandwidth test.
 const DEPTH: u64 = 16;
 const LATENCY_ROUNDS: usize = 10_000;
 
@@ -76,7 +76,8 @@ impl Side {
             len: memory.len() * 8,
             iova: start.addr() as u64,
         };
-        // SAFETY: leaked, thus mapped for ever; of atomics, so that the device's writes break no reference's rules.
+        // SAFETY: leaked, thus mapped for ever; of atomics, so that the device's writes break no
+        // reference's rules.
         let mr = unsafe { pd.register(range, rights) }?;
         Ok(Self {
             device,
@@ -88,13 +89,13 @@ impl Side {
         })
     }
 
-    /// What the peer has to know, in one line.
+    /// What the peer needs to connect, in one line.
     fn key(&self) -> String {
         let (qpn, rkey, at) = (self.qp.number().get(), self.mr.rkey().0, self.memory.as_ptr().addr());
         format!("{} {qpn} {rkey} {at}", self.device.info().address.ip())
     }
 
-    /// Connects to the peer of that key, and gives its key and address.
+    /// Connects to the peer of that line, and returns its key and address.
     fn connect(&self, key: &str) -> Result<(RKey, u64)> {
         let parts: Vec<&str> = key.split_whitespace().collect();
         let [ip, qpn, rkey, at] = parts[..] else {
@@ -155,7 +156,6 @@ impl Side {
             .map_err(|error| format!("{error:?}").into())
     }
 
-    /// How many WRITEs completed since the last call.
     fn completed(&self) -> Result<u64> {
         let mut failed = None;
         let count = self.cq.poll(16, |done| {
@@ -166,7 +166,6 @@ impl Side {
         failed.map_or(Ok(count as u64), |status| Err(format!("{status:?}").into()))
     }
 
-    /// Writes `value` to the peer's last word.
     fn ping(&self, value: u64, peer: (RKey, u64)) -> Result<()> {
         let last = peer.1 + (self.memory.len() as u64 - 1) * 8;
         self.write(Payload::Inline(&value.to_ne_bytes()), (peer.0, last))?;
@@ -188,7 +187,7 @@ fn server(bytes: usize) -> Result<()> {
     let mut lines = std::io::stdin().lines();
     let peer = side.connect(&lines.next().ok_or("no peer")??)?;
     println!("ready");
-    // The bandwidth test needs nothing of us: the progress thread serves it. It ends with a line.
+    // During the bandwidth test the progress thread serves the peer. A line ends it.
     lines.next().ok_or("no peer")??;
     println!("ready");
     for round in 1..=LATENCY_ROUNDS as u64 {
@@ -208,12 +207,12 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()?;
     let side = Side::new(bytes)?;
-    let mut tell = child.stdin.take().ok_or("no pipe")?;
-    let mut hear = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
-    let key = hear.next().ok_or("the server ended")??;
+    let mut to_server = child.stdin.take().ok_or("no pipe")?;
+    let mut from_server = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
+    let key = from_server.next().ok_or("the server ended")??;
     let peer = side.connect(&key)?;
-    writeln!(tell, "{}", side.key())?;
-    hear.next().ok_or("the server ended")??;
+    writeln!(to_server, "{}", side.key())?;
+    from_server.next().ok_or("the server ended")??;
 
     let sge = [Sge {
         addr: side.memory.as_ptr().addr() as u64,
@@ -239,8 +238,8 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
     );
     eprintln!("client: {:?}", side.device.counters());
 
-    writeln!(tell)?;
-    hear.next().ok_or("the server ended")??;
+    writeln!(to_server)?;
+    from_server.next().ok_or("the server ended")??;
     let mut rounds = Vec::with_capacity(LATENCY_ROUNDS);
     for round in 1..=LATENCY_ROUNDS as u64 {
         let start = Instant::now();
@@ -256,7 +255,7 @@ fn client(bytes: usize, duration: Duration) -> Result<()> {
         at(0.5),
         at(0.99)
     );
-    drop(tell);
+    drop(to_server);
     child.wait()?;
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Communication management on the device: the engine's [`Cm`] between queue pair 1 and its owners.
 //!
-//! Its datagrams and deadlines are handled as the engine's are, by whoever drives the device; its events go to the sink of the connection they are about. All of it is
-//! under `core`: connections are made thousands of times less often than messages are sent.
+//! Its datagrams and deadlines are handled by the driving thread like the engine's; its events go
+//! to the connection's sink. All of it is under core: connections are thousands of times rarer than
+//! messages.
 
-mod early;
+mod pending;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,14 +25,14 @@ use crate::host::ServiceError;
 use crate::state::Core;
 use crate::sync::MutexGuard;
 
-pub(crate) use early::Waiting;
+pub(crate) use pending::PendingRequests;
 
-/// TTL of management datagrams.
 const HOP_LIMIT: u8 = 64;
 
-/// Who takes the events of connections. Called under the device's lock, so it does nothing but put the event away: it must not call the device.
+/// Receives the events of connections. Called under the device's lock: it must only queue the
+/// event, and not call the device.
 pub trait CmSink: Send + Sync {
-    /// Something happened to the connection or listener of this name.
+    /// An event of the connection or listener named `token`.
     fn push(&self, token: Token, event: CmEvent);
 }
 
@@ -41,7 +42,7 @@ impl CmSink for EventQueue<(Token, CmEvent)> {
     }
 }
 
-/// Where the events of a connection or a listener go, and by what name.
+/// The sink for the events of a connection or a listener, and its name there.
 #[derive(Clone)]
 pub struct CmOwner {
     /// The sink.
@@ -58,7 +59,6 @@ impl fmt::Debug for CmOwner {
     }
 }
 
-/// The manager and whom it tells.
 #[derive(Debug)]
 pub(crate) struct Connections {
     cm: Cm,
@@ -77,7 +77,7 @@ impl Connections {
         }
     }
 
-    /// Gives the manager what came to queue pair 1, and queue pair 1 what the manager sends.
+    /// Moves management datagrams between the manager and queue pair 1.
     pub(crate) fn exchange(&mut self, now: Instant, endpoint: &mut Endpoint) {
         while let Some(received) = endpoint.poll_mad() {
             self.cm.handle_mad(now, received.from, &received.mad);
@@ -91,12 +91,12 @@ impl Connections {
                 flow_label: 0,
                 lane: None,
             };
-            // What finds no room goes again, as what the network loses does.
+            // What does not fit is lost, and retransmitted by the manager.
             endpoint.send_mad(path, transmit.mad);
         }
     }
 
-    /// Hands its events to their owners. A request whose listener is gone meanwhile is rejected.
+    /// Delivers events to their owners. A request whose listener is gone is rejected.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
         while let Some(event) = self.cm.poll_event() {
             if let CmEvent::Request { listener, id, .. } | CmEvent::SidrRequest { listener, id, .. } = &event {
@@ -118,14 +118,12 @@ impl Connections {
         Ok(id)
     }
 
-    /// Ends a listener, if it is there.
     fn unlisten(&mut self, listener: ListenerId) {
         let _ = self.cm.unlisten(listener);
         self.listeners.remove(&listener);
     }
 
-    /// Another process on this address is gone.
-    pub(crate) fn forget_member(&mut self, now: Instant, slot: u16) {
+    pub(crate) fn remove_member(&mut self, now: Instant, slot: u16) {
         self.cm.handle_lost(now, self.local, slot);
     }
 
@@ -138,10 +136,11 @@ impl Connections {
     }
 }
 
-/// The connection manager of a device: connects its queue pairs with peers that are known by address and service.
+/// The connection manager of a device: connects its queue pairs to peers by address and service.
 ///
-/// Connections are named by their ids, and live until [`destroy`](Self::destroy): the owner of a [`CmEvent::Request`] owns the connection it names. The events of a connection
-/// come in order, and none after it was destroyed except those that its sink already has.
+/// A connection is named by its id, and lives until [`destroy`](Self::destroy): the owner that got
+/// a [`CmEvent::Request`] owns the connection. The events of a connection are in order; after its
+/// destruction only those follow that its sink has already.
 #[derive(Clone, Debug)]
 pub struct ConnectionManager {
     device: Arc<Device>,
@@ -157,7 +156,6 @@ impl ConnectionManager {
         &self.device
     }
 
-    /// Runs a command, and sends and tells what comes of it.
     fn command<T>(&self, run: impl FnOnce(Instant, &mut Connections) -> T) -> T {
         let shared = self.device.shared();
         let mut core: MutexGuard<'_, Core> = shared.core.lock();
@@ -166,14 +164,16 @@ impl ConnectionManager {
         result
     }
 
-    /// Has requests for a service told to `owner`, those for connections and those for datagram services. At most `backlog` of them wait to be answered. Other processes on the
-    /// device's address cannot listen there then.
+    /// Listens for a service, for connections and for datagrams (SIDR); requests go to `owner`, at
+    /// most `backlog` of them unanswered. Other processes on the device's address cannot listen
+    /// there then.
     ///
     /// # Errors
-    /// [`CmError::InUse`] when somebody listens there already, in this process or another; [`CmError::Exhausted`] when the address has no room for more services, or a stopped process
-    /// keeps others from listening, for which this has waited three seconds.
+    /// [`CmError::InUse`] when a process on the address listens there already;
+    /// [`CmError::Exhausted`] when the address has no more services, or a stopped process has kept
+    /// the lock for three seconds.
     pub fn listen(&self, service: ServiceId, backlog: usize, owner: CmOwner) -> Result<ListenerId, CmError> {
-        // Before others can find it here: what they send then is not refused.
+        // Before other processes can find it: what they send then is not rejected.
         let listener = self.command(|_, connections| connections.listen(service, backlog, owner))?;
         let added = self.device.host().add_service(service.0);
         added.map_err(|error| {
@@ -186,7 +186,7 @@ impl ConnectionManager {
         Ok(listener)
     }
 
-    /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
+    /// Removes a listener. Its reported requests stay, to be answered or destroyed.
     ///
     /// # Errors
     /// [`CmError::Unknown`] when there is none.
@@ -194,17 +194,14 @@ impl ConnectionManager {
         let host = self.device.host();
         self.command(|_, connections| {
             let (service, _) = connections.listeners.get(&listener).ok_or(CmError::Unknown)?;
-            // First, so that nobody sends here what would be refused.
+            // First, so that no process sends a request here that would be rejected.
             host.remove_service(service.0);
             connections.unlisten(listener);
             Ok(())
         })
     }
 
-    /// Asks for a connection; see [`Cm::connect`].
-    ///
-    /// # Errors
-    /// As there.
+    /// Requests a connection; see [`Cm::connect`].
     pub fn connect(&self, request: &Request, owner: CmOwner) -> Result<ConnectionId, CmError> {
         self.command(|now, connections| {
             let id = connections.cm.connect(now, request)?;
@@ -214,46 +211,31 @@ impl ConnectionManager {
     }
 
     /// Accepts a request; see [`Cm::accept`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn accept(&self, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.accept(now, id, accept))
     }
 
     /// Rejects a request or a reply; see [`Cm::reject`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn reject(&self, id: ConnectionId, reason: RejectReason, private_data: &[u8]) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.reject(now, id, reason, private_data))
     }
 
-    /// Tells the peer that its reply was received; see [`Cm::establish`].
-    ///
-    /// # Errors
-    /// As there.
+    /// Acknowledges the peer's reply (RTU); see [`Cm::establish`].
     pub fn establish(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
         self.command(|_, connections| connections.cm.establish(id, private_data))
     }
 
-    /// The queue pair has received; see [`Cm::notify`].
-    ///
-    /// # Errors
-    /// As there.
+    /// The queue pair has received a packet; see [`Cm::notify`].
     pub fn notify(&self, id: ConnectionId) -> Result<(), CmError> {
         self.command(|_, connections| connections.cm.notify(id))
     }
 
     /// Disconnects; see [`Cm::disconnect`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn disconnect(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.disconnect(now, id, private_data))
     }
 
-    /// Forgets a connection or an exchange; see [`Cm::destroy`].
+    /// Destroys a connection or a SIDR exchange; see [`Cm::destroy`].
     ///
     /// # Errors
     /// [`CmError::Unknown`] when there is none.
@@ -264,10 +246,7 @@ impl ConnectionManager {
         })
     }
 
-    /// Asks for a datagram service; see [`Cm::sidr_request`].
-    ///
-    /// # Errors
-    /// As there.
+    /// Requests a datagram service (SIDR); see [`Cm::sidr_request`].
     pub fn sidr_request(&self, request: &SidrRequest, owner: CmOwner) -> Result<ConnectionId, CmError> {
         self.command(|now, connections| {
             let id = connections.cm.sidr_request(now, request)?;
@@ -276,15 +255,12 @@ impl ConnectionManager {
         })
     }
 
-    /// Answers a request for a datagram service; see [`Cm::sidr_reply`].
-    ///
-    /// # Errors
-    /// As there.
+    /// Answers a SIDR request; see [`Cm::sidr_reply`].
     pub fn sidr_reply(&self, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
         self.command(|now, connections| connections.cm.sidr_reply(now, id, reply))
     }
 
-    /// Has further events of a connection told to somebody else: whoever takes over what came to a listener, or migrates it.
+    /// Sends further events of a connection to another owner.
     ///
     /// # Errors
     /// [`CmError::Unknown`] when there is none.
@@ -295,7 +271,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// What the queue pair of a connection is to be connected with; see [`Cm::parameters`].
+    /// The attributes for the queue pair of a connection; see [`Cm::parameters`].
     pub fn parameters(&self, id: ConnectionId) -> Option<Parameters> {
         self.device.shared().core.lock().connections.cm.parameters(id)
     }

@@ -1,50 +1,53 @@
-//! How a device is set up: by its program, or by environment variables for programs that know nothing of it.
+//! Device configuration: by the program, or by environment variables.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::lanes::Mover;
 use crate::link::ROCE_PORT;
 use crate::link::fault::FaultConfig;
+use crate::shm::Mover;
 
-/// What a soft device is opened with.
+/// The configuration of a soft device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// Its name, such as `soft0`.
     pub name: String,
-    /// The address. Any number of processes of one user share one, as they would share a NIC. `None` takes 127.0.0.1, or the first of 127.0.0.2, 127.0.0.3, … that can be had where that belongs to another user or the kernel's rxe.
+    /// The address. Any number of processes of one user share one, as they would share a NIC.
+    /// `None` takes 127.0.0.1, or the first available of 127.0.0.2, 127.0.0.3, … where another user
+    /// or the kernel's rxe has that.
     pub address: Option<IpAddr>,
-    /// The UDP port, here and at every peer: 4791 unless it is a test. The ICRC's sake forbids 0.
+    /// The UDP port, here and at every peer: 4791 except in tests. Not 0, as peers must know it.
     pub port: u16,
-    /// How it reaches other processes of this host.
+    /// The path to other processes of this host.
     pub link: LinkChoice,
-    /// Faults on what it sends.
+    /// Fault injection on sent packets.
     pub faults: FaultConfig,
-    /// The file that captures what it sends and receives.
+    /// The capture file of sent and received packets.
     pub pcap: Option<PathBuf>,
-    /// Chooses the first queue pair number; `None` for one that nobody can predict.
+    /// Seed of the first queue pair number; `None` for an unpredictable one.
     pub seed: Option<u64>,
-    /// How payloads get to other processes of this host; `None` for the best of what can be had.
+    /// The copy mode for payloads to other processes of this host; `None` for the best available
+    /// one.
     pub mover: Option<Mover>,
-    /// How long the progress thread goes on spinning after the last traffic before it sleeps.
+    /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
 }
 
-/// What packets between processes of one host go over.
+/// The path of packets between processes of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum LinkChoice {
-    /// Whatever is fastest.
+    /// The fastest one.
     #[default]
     Automatic,
-    /// UDP, as to other hosts. So it is where faults are injected or packets captured, as both are done to datagrams.
+    /// UDP, as to other hosts. Implied by fault injection and capture, which work on datagrams.
     Udp,
-    /// Lanes, and nothing else: a queue pair that is not on this address cannot be connected to.
+    /// Shm links only: a queue pair that is not on this address cannot be connected.
     Local,
 }
 
-/// How long the progress thread spins after the last traffic unless told otherwise: several times what waking it costs (some 20 µs), and short enough that a
-/// device which is used now and then rests in between.
+/// Default busy-poll time of the progress thread: several times the cost of a wake-up (some 20 µs),
+/// and short enough that a device with sporadic use sleeps in between.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl DeviceConfig {
@@ -63,14 +66,15 @@ impl DeviceConfig {
         }
     }
 
-    /// The GUID of its node (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in every process with a device of this address and port, as those are
-    /// one device to programs. One whose address is yet to be found counts as the first it may have.
+    /// The node GUID (IBTA vol 1, 4.1.1), in host order: locally administered, and the same in
+    /// every process with a device of this address and port, which are one device to programs.
+    /// Without an address, that of the default one.
     #[must_use]
     pub fn guid(&self) -> u64 {
         const LOCALLY_ADMINISTERED: u64 = 0x02db << 48;
         let low = match self.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
             IpAddr::V4(address) => (u64::from(self.port) << 32) | u64::from(address.to_bits()),
-            // FNV-1a, folded to what there is room for.
+            // FNV-1a, folded to 48 bits.
             IpAddr::V6(address) => {
                 let bytes = address.octets().into_iter().chain(self.port.to_be_bytes());
                 let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -82,30 +86,32 @@ impl DeviceConfig {
         LOCALLY_ADMINISTERED | low
     }
 
-    /// Whether all of its packets go over UDP.
     pub(crate) fn is_udp_only(&self) -> bool {
         self.link == LinkChoice::Udp || self.faults.is_active() || self.pcap.is_some()
     }
 
-    /// The devices that the environment asks for, `soft0`, `soft1` and so on; one with the defaults when it asks for none.
+    /// The devices of the environment, `soft0`, `soft1` and so on; without any, one with the
+    /// defaults.
     ///
     /// - `DOORBELL_SOFT_ADDR`: addresses, separated by commas, one device each;
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
-    /// - `DOORBELL_LINK`: `udp` or `local`, for that link alone;
-    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, for that mover alone ([`Mover`]);
-    /// - `DOORBELL_FAULTS`: what to inject, such as `drop=0.05,seed=7` ([`FaultConfig`]);
-    /// - `DOORBELL_PCAP`: the file to capture into; of several devices each adds its name, as in `file-soft1.pcap`.
+    /// - `DOORBELL_LINK`: `udp` or `local`, to use that link alone;
+    /// - `DOORBELL_COPY`: `shared`, `vm` or `ring`, to use that copy mode alone;
+    /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]);
+    /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
+    ///   `file-soft1.pcap`.
     ///
     /// # Errors
-    /// When a variable is set to what cannot be understood.
+    /// When a variable has an invalid value.
     pub fn from_env() -> Result<Vec<Self>, ConfigError> {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// As [`from_env`](Self::from_env), with what `get` gives for each variable's name: for those who set variables up for another process.
+    /// As [`from_env`](Self::from_env), with the variables from `get`: for a caller that sets them
+    /// for another process.
     ///
     /// # Errors
-    /// When a variable has a value that cannot be understood.
+    /// When a variable has an invalid value.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Vec<Self>, ConfigError> {
         let set = |name| get(name).filter(|value| !value.is_empty());
         let mut pattern = Self::new("soft0");
@@ -124,15 +130,21 @@ impl DeviceConfig {
                     return Err(ConfigError::new(
                         "DOORBELL_LINK",
                         &value,
-                        "is no link; there are: udp, local",
+                        "is not a link; valid values: udp, local",
                     ));
                 }
             };
         }
         if let Some(value) = set("DOORBELL_COPY") {
-            let mover = Mover::ALL.into_iter().find(|mover| mover.name() == value);
-            let unknown = || ConfigError::new("DOORBELL_COPY", &value, "is no mover; there are: shared, vm, ring");
-            pattern.mover = Some(mover.ok_or_else(unknown)?);
+            let mode = Mover::ALL.into_iter().find(|mode| mode.name() == value);
+            let unknown = || {
+                ConfigError::new(
+                    "DOORBELL_COPY",
+                    &value,
+                    "is not a copy mode; valid values: shared, vm, ring",
+                )
+            };
+            pattern.mover = Some(mode.ok_or_else(unknown)?);
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value
@@ -141,7 +153,7 @@ impl DeviceConfig {
         }
         pattern.pcap = set("DOORBELL_PCAP").map(PathBuf::from);
         if pattern.link == LinkChoice::Local && pattern.is_udp_only() {
-            let problem = "does not go with faults or a capture, which are of UDP";
+            let problem = "cannot be combined with faults or a capture, which need UDP";
             return Err(ConfigError::new("DOORBELL_LINK", "local", problem));
         }
         let Some(addresses) = set("DOORBELL_SOFT_ADDR") else {
@@ -184,7 +196,7 @@ fn with_name(file: &Path, name: &str) -> PathBuf {
     file.with_file_name(own)
 }
 
-/// An environment variable that cannot be understood.
+/// An environment variable with an invalid value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{variable}: {value:?} {problem}")]
 pub struct ConfigError {
@@ -228,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guid_is_the_address_s() {
+    fn the_guid_is_derived_from_the_address() {
         let guid = |address: &str, port: &str| {
             devices(&[("DOORBELL_SOFT_ADDR", address), ("DOORBELL_SOFT_PORT", port)]).unwrap()[0].guid()
         };
@@ -275,25 +287,25 @@ mod tests {
     }
 
     #[test]
-    fn links_and_movers() {
+    fn links_and_copy_modes() {
         let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].mover));
         assert_eq!(of(&[]), Ok((LinkChoice::Automatic, None)));
         let set = [("DOORBELL_LINK", "local"), ("DOORBELL_COPY", "vm")];
         assert_eq!(of(&set), Ok((LinkChoice::Local, Some(Mover::Vm))));
         let error = of(&[set[0], ("DOORBELL_FAULTS", "drop=0.05")]).unwrap_err();
-        assert!(error.contains("does not go with faults"), "{error}");
+        assert!(error.contains("cannot be combined with faults"), "{error}");
     }
 
     #[test]
-    fn what_cannot_be_understood_is_one_clear_line() {
+    fn invalid_values_are_explained_in_one_line() {
         for (name, value, hint) in [
             ("DOORBELL_SOFT_ADDR", "127.0.0.1,localhost", "is not an IP address"),
             ("DOORBELL_SOFT_ADDR", "127.0.0.1,", "is not an IP address"),
             ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
-            ("DOORBELL_LINK", "shm", "is no link"),
-            ("DOORBELL_COPY", "dma", "is no mover"),
+            ("DOORBELL_LINK", "shm", "is not a link"),
+            ("DOORBELL_COPY", "dma", "is not a copy mode"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

@@ -1,4 +1,4 @@
-//! Completion queues: fixed rings that the engine's completions are put into and threads of the application poll.
+//! Completion queues: fixed-size rings that the engine fills and application threads poll.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -19,7 +19,7 @@ use crate::{capacity, drive::Shared};
 pub struct CqNotify {
     /// The channel.
     pub channel: Arc<EventQueue<Token>>,
-    /// What the channel is told.
+    /// The event that the channel gets.
     pub token: Token,
 }
 
@@ -30,20 +30,20 @@ pub struct CqConfig {
     pub entries: u32,
     /// Its channel, if any.
     pub notify: Option<CqNotify>,
-    /// The clocks by which its completions are stamped.
+    /// The clocks that time-stamp its completions.
     pub stamps: Stamps,
 }
 
-/// The queue overran earlier: completions were lost (IBTA vol 1, 10.10.2.4).
+/// The queue overran: completions were lost (IBTA vol 1, 10.10.2.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the completion queue overran: it was created with too few entries, and completions were lost")]
 pub struct Overrun;
 
-/// Which completion the channel is told of next.
+/// The next completion that notifies the channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Armed {
     No,
-    /// One that was solicited, or an error.
+    /// A solicited one, or an error.
     Solicited,
     Any,
 }
@@ -54,16 +54,14 @@ struct Ring {
     capacity: usize,
     armed: Armed,
     moderation: Moderation,
-    /// Completions that the channel would have been told of, were it not for moderation.
+    /// Completions that would have notified the channel without moderation.
     waiting: u32,
-    /// When it is to be told of them at the latest.
-    tell_by: Option<Instant>,
-    /// The device has this queue in its list of those that wait for a time.
-    listed: bool,
+    notify_by: Option<Instant>,
+    in_moderated_list: bool,
 }
 
-/// How completions are gathered into one event (ibv_modify_cq(3)): as many as this, or all that came within the period since the first. A count of 1 or less, or no
-/// period, gathers nothing.
+/// Completion moderation (ibv_modify_cq(3)): one event for `count` completions, or for all within
+/// `period` of the first. A count of at most 1, or no period, disables it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moderation {
     count: u16,
@@ -71,18 +69,18 @@ struct Moderation {
 }
 
 impl Moderation {
-    fn holds_back(&self, waiting: u32) -> bool {
+    fn delays(&self, waiting: u32) -> bool {
         waiting < u32::from(self.count) && self.period > Duration::ZERO
     }
 }
 
-/// The ring itself, shared with the device's state. Its lock is a leaf but for the queues of events.
+/// The ring, shared with the device's state. Under its lock only event queues are locked.
 #[derive(Debug)]
 pub(crate) struct CqRing {
     ring: Mutex<Ring>,
-    /// The number of entries, to look at without the lock.
+    /// The number of entries, read without the lock.
     len: AtomicUsize,
-    /// Set while the ring is full, never cleared.
+    /// Set when a completion did not fit, never cleared.
     overrun: AtomicBool,
     notify: Option<CqNotify>,
     stamps: Stamps,
@@ -93,7 +91,7 @@ impl Ring {
     fn disarm(&mut self) {
         self.armed = Armed::No;
         self.waiting = 0;
-        self.tell_by = None;
+        self.notify_by = None;
     }
 }
 
@@ -106,8 +104,8 @@ impl CqRing {
                 armed: Armed::No,
                 moderation: Moderation::default(),
                 waiting: 0,
-                tell_by: None,
-                listed: false,
+                notify_by: None,
+                in_moderated_list: false,
             }),
             len: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
@@ -125,8 +123,8 @@ impl CqRing {
         };
     }
 
-    /// Appends a completion; one too many breaks the queue, not the memory. Says when to call [`tell_if_due`](Self::tell_if_due), unless that has been said
-    /// already: then its answer says it again.
+    /// Appends a completion; one too many is an overrun. Returns when to call
+    /// [`notify_if_due`](Self::notify_if_due), unless an earlier call has: then its result does.
     pub(crate) fn push(&self, completion: Completion, now: impl FnOnce() -> Instant) -> Option<Instant> {
         let mut ring = self.ring.lock();
         if ring.entries.len() >= ring.capacity {
@@ -139,31 +137,30 @@ impl CqRing {
         }
         ring.entries.push_back((completion, self.stamps.now()));
         self.len.store(ring.entries.len(), Ordering::Release);
-        let tell = match ring.armed {
+        let notifies = match ring.armed {
             Armed::No => false,
             Armed::Solicited => completion.solicited || completion.status != Status::Success,
             Armed::Any => true,
         };
-        if !tell {
+        if !notifies {
             return None;
         }
         ring.waiting += 1;
-        if !ring.moderation.holds_back(ring.waiting) {
-            self.tell(ring);
+        if !ring.moderation.delays(ring.waiting) {
+            self.notify(ring);
             return None;
         }
-        if ring.tell_by.is_none() {
-            ring.tell_by = Some(now() + ring.moderation.period);
+        if ring.notify_by.is_none() {
+            ring.notify_by = Some(now() + ring.moderation.period);
         }
-        if mem::replace(&mut ring.listed, true) {
+        if mem::replace(&mut ring.in_moderated_list, true) {
             None
         } else {
-            ring.tell_by
+            ring.notify_by
         }
     }
 
-    /// Tells the channel.
-    fn tell(&self, mut ring: MutexGuard<'_, Ring>) {
+    fn notify(&self, mut ring: MutexGuard<'_, Ring>) {
         ring.disarm();
         drop(ring);
         if let Some(notify) = &self.notify {
@@ -171,21 +168,21 @@ impl CqRing {
         }
     }
 
-    /// Tells the channel of what has waited long enough; when to ask again, if there is anything to wait for.
-    pub(crate) fn tell_if_due(&self, now: Instant) -> Option<Instant> {
+    /// Notifies the channel if moderation has delayed that long enough; otherwise returns when to
+    /// call again, if completions are delayed.
+    pub(crate) fn notify_if_due(&self, now: Instant) -> Option<Instant> {
         let mut ring = self.ring.lock();
-        match ring.tell_by {
+        match ring.notify_by {
             Some(due) if due > now => return Some(due),
             Some(_) => {
-                ring.listed = false;
-                self.tell(ring);
+                ring.in_moderated_list = false;
+                self.notify(ring);
             }
-            None => ring.listed = false,
+            None => ring.in_moderated_list = false,
         }
         None
     }
 
-    /// Hands up to `max` completions to `take`.
     fn take(&self, max: usize, mut take: impl FnMut(Completion, Stamp)) -> Result<usize, Overrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return if self.overrun.load(Ordering::Relaxed) {
@@ -204,7 +201,8 @@ impl CqRing {
     }
 }
 
-/// A completion queue (ibv_create_cq(3)). Clones name the same queue; it goes away with the last of them and the last queue pair on it.
+/// A completion queue (ibv_create_cq(3)). Clones share the queue, which is destroyed with the last
+/// of them and of its queue pairs.
 #[derive(Clone, Debug)]
 pub struct Cq(Arc<CqHandle>);
 
@@ -216,10 +214,11 @@ struct CqHandle {
 }
 
 impl Device {
-    /// A completion queue of exactly as many entries as asked for, its overrun told to `owner`.
+    /// A completion queue of exactly as many entries as requested. Its overrun is reported to
+    /// `owner`.
     ///
     /// # Errors
-    /// When it has no entries or too many, or the device has no more queues.
+    /// When the number of entries is 0 or too large, or the device has no more queues.
     pub fn completion_queue(self: &Arc<Self>, config: CqConfig, owner: Owner) -> Result<Cq, LimitError> {
         let CqConfig {
             entries,
@@ -245,22 +244,23 @@ impl Device {
 }
 
 impl Cq {
-    /// Hands up to `max` completions to `take`, oldest first, and says how many. Finding none it moves the device on once, and looks again.
+    /// Gives up to `max` completions to `take`, oldest first, and returns how many. An empty queue
+    /// drives the device once and is polled again.
     ///
     /// `take` runs under the queue's lock: it must not call the device.
     ///
     /// # Errors
-    /// When the queue has overrun, and what it still held has been taken.
+    /// When the queue has overrun, and the completions in it have been taken.
     pub fn poll(&self, max: usize, mut take: impl FnMut(Completion)) -> Result<usize, Overrun> {
         let found = self.0.ring.take(max, |completion, _| take(completion))?;
         if found > 0 || max == 0 {
             return Ok(found);
         }
-        self.shared().drive_for_application();
+        self.shared().drive_for_app();
         self.0.ring.take(max, |completion, _| take(completion))
     }
 
-    /// The oldest completion and when it was generated, `None` when there is none.
+    /// The oldest completion and its time stamp.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
@@ -272,46 +272,51 @@ impl Cq {
         Ok(next)
     }
 
-    /// As [`take_next`](Self::take_next), but finding none it moves the device on once, and looks again.
+    /// As [`take_next`](Self::take_next), but an empty queue drives the device once and is polled
+    /// again.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
     pub fn poll_next(&self) -> Result<Option<(Completion, Stamp)>, Overrun> {
         match self.take_next()? {
             None => {
-                self.shared().drive_for_application();
+                self.shared().drive_for_app();
                 self.take_next()
             }
             found => Ok(found),
         }
     }
 
-    /// Has the channel told of the next completion; only of the next solicited one or error when `solicited_only` (ibv_req_notify_cq(3)).
+    /// Arms the channel for the next completion; only for a solicited one or an error when
+    /// `solicited_only` (ibv_req_notify_cq(3)).
     pub fn arm(&self, solicited_only: bool) {
         self.0.ring.arm(solicited_only);
     }
 
-    /// Has the channel told only of every `count` completions, or of those that came within `period` since the first, whichever is earlier (ibv_modify_cq(3)). A
-    /// count of 0 or 1, or a period of 0, is no moderation. What waited by the rules before is told at once.
+    /// Sets completion moderation: the channel is notified for every `count` completions, or for
+    /// those within `period` of the first, whichever is earlier (ibv_modify_cq(3)). A count of 0 or
+    /// 1, or a period of 0, disables it. Completions delayed by the former setting are notified at
+    /// once.
     pub fn moderate(&self, count: u16, period: Duration) {
         let mut ring = self.0.ring.ring.lock();
         ring.moderation = Moderation { count, period };
         if ring.waiting > 0 {
-            self.0.ring.tell(ring);
+            self.0.ring.notify(ring);
         }
     }
 
-    /// Takes back what [`arm`](Self::arm) asked for. Once this has returned the channel is told nothing until it is armed again.
+    /// Cancels [`arm`](Self::arm). After it has returned the channel is not notified until armed
+    /// again.
     pub fn disarm(&self) {
-        // The channel is told under this lock.
+        // Notification happens under this lock.
         let _core = self.shared().core.lock();
         self.0.ring.ring.lock().disarm();
     }
 
-    /// Changes the number of entries.
+    /// Resizes the queue.
     ///
     /// # Errors
-    /// When it is 0, too large, or less than what the queue holds now.
+    /// When `entries` is 0, too large, or less than the queue holds now.
     pub fn resize(&self, entries: u32) -> Result<(), LimitError> {
         let mut ring = self.0.ring.ring.lock();
         let wanted = entries as usize;
@@ -324,7 +329,6 @@ impl Cq {
         Ok(())
     }
 
-    /// Whether a completion channel may be told of its completions.
     pub(crate) fn has_channel(&self) -> bool {
         self.0.ring.notify.is_some()
     }

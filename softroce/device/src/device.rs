@@ -1,4 +1,4 @@
-//! Opening a device, and what it says of itself.
+//! Opening a device, and its properties.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -18,15 +18,15 @@ use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
-use crate::lanes::Mover;
 use crate::link::pcap::Capture;
-use crate::link::{BindError, Link, PortState, PortWatch, definite};
-use crate::local::segment::{self, Place};
+use crate::link::{BindError, Link, PortState, PortWatch, require_unicast};
 use crate::memory::HostRange;
 use crate::progress;
+use crate::shm::Mover;
+use crate::shm_ring::segment::{self, SegmentRange};
 use crate::state::Core;
 
-/// Why a device could not be opened; each is one line for the user.
+/// Why a device could not be opened; each message is one line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The address cannot be bound.
@@ -34,10 +34,10 @@ pub enum OpenError {
     Bind {
         /// The device's name.
         device: String,
-        /// Why not.
+        /// The cause.
         source: BindError,
     },
-    /// None of the addresses tried can be had.
+    /// All of the addresses tried are in use.
     #[error(
         "cannot open {device}: UDP port {port} is taken on every address from 127.0.0.1 to {last}: the kernel's rxe (rdma link show) takes it \
          on all; choose another port on both ends (--soft-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
@@ -60,13 +60,13 @@ pub enum OpenError {
         /// The interface's MTU in bytes.
         mtu: u32,
     },
-    /// A port of 0, which peers cannot know.
+    /// Port 0, which peers cannot know.
     #[error("cannot open {device}: RoCEv2 needs a definite UDP port, not 0")]
     Port {
         /// The device's name.
         device: String,
     },
-    /// Processes on this address have all queue pair numbers there are.
+    /// Other processes on this address have all queue pair numbers.
     #[error("cannot open {device}: the processes on {address} have all queue pair numbers")]
     NoNumbers {
         /// The device's name.
@@ -81,31 +81,31 @@ pub enum OpenError {
         device: String,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// There is no memory for a way to itself and to other processes of this host.
+    /// No memory for the shm rings.
     #[error("cannot open {device}: no memory to share with other processes of this host: {source}")]
     Lane {
         /// The device's name.
         device: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The progress thread could not be started.
-    #[error("cannot open {device}: no thread for it: {source}")]
+    #[error("cannot open {device}: cannot start its progress thread: {source}")]
     Thread {
         /// The device's name.
         device: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// The device has no room for another object, or a size is out of its range; see [`capacity`](crate::capacity).
+/// No space for another object, or a size out of range; see [`capacity`](crate::capacity).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LimitError {
-    /// A size that the device does not do (`EINVAL`).
+    /// An unsupported size (`EINVAL`).
     #[error("the size is 0, or more than the device allows")]
     Size,
     /// No more objects of this kind (`ENOMEM`).
@@ -113,14 +113,14 @@ pub enum LimitError {
     Exhausted,
 }
 
-/// What a device says of itself.
+/// The properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
-    /// Its address and UDP port, those of all processes on it.
+    /// Its address and UDP port, shared by all processes of its group.
     pub address: SocketAddr,
-    /// Its GID: that of the address. It has no other.
+    /// Its only GID: that of the address.
     pub gid: Gid,
     /// The largest path MTU of its interface.
     pub mtu: Mtu,
@@ -128,18 +128,18 @@ pub struct DeviceInfo {
     pub netdev_mtu: u32,
 }
 
-/// A userspace RoCEv2 device, bound to an address. It goes away, with its progress thread, with the last object on it.
+/// A userspace RoCEv2 device, bound to an address. It is closed, with its progress thread, when its
+/// last object is dropped.
 pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
     host: Arc<Host>,
-    /// Packets for processes of this host take lanes.
-    uses_lanes: bool,
-    /// And these may copy from shared memory.
+    /// Packets for processes of this host use shm links.
+    uses_shm: bool,
+    /// The links use shared segments.
     uses_segments: bool,
-    /// The mover that it was told to use.
-    mover: Option<Mover>,
-    /// `None` once dropping has begun.
+    /// The configured copy mode.
+    copy_mode: Option<Mover>,
     progress: Option<JoinHandle<()>>,
 }
 
@@ -147,17 +147,17 @@ pub struct Device {
 const LAST_TRIED: u8 = 250;
 
 impl Device {
-    /// Binds the device and starts its progress thread.
+    /// Opens the device and starts its progress thread.
     ///
     /// # Errors
-    /// When the address cannot be had, or the machine lacks what it needs.
+    /// When the address cannot be bound, or the machine lacks a resource.
     pub fn open(config: &DeviceConfig) -> Result<Arc<Self>, OpenError> {
         let device = || config.name.clone();
         if config.port == 0 {
             return Err(OpenError::Port { device: device() });
         }
         let (host, mut link) = join(config)?;
-        // Of the group, not of this process's socket: what peers know.
+        // The group's, which peers know, not that of this process's socket.
         let address = host.address();
         if let Some(path) = &config.pcap {
             let capture = Capture::create(path).map_err(|source| OpenError::Capture {
@@ -167,7 +167,7 @@ impl Device {
             })?;
             link = link.with_capture(capture);
         }
-        // After the capture, which then shows what is on the wire.
+        // After the capture, which then shows the wire.
         link = link.with_faults(config.faults);
         let mtu = Mtu::for_netdev(link.mtu).ok_or_else(|| OpenError::Mtu {
             device: device(),
@@ -194,8 +194,8 @@ impl Device {
         })?;
         endpoint.give_numbers(block);
         let host = Arc::new(host);
-        link.parker.listen_to(Arc::clone(&host));
-        // By the address that it has, which it may not have been told.
+        link.parker.watch_host(Arc::clone(&host));
+        // With the actual address, which may not be configured.
         let found = DeviceConfig {
             address: Some(address.ip()),
             ..config.clone()
@@ -210,7 +210,7 @@ impl Device {
         let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;
         if !config.is_udp_only() {
-            let enabled = core.lanes.enable(config.link == LinkChoice::Local, config.mover);
+            let enabled = core.rings.enable(config.link == LinkChoice::Local, config.mover);
             own = Some(enabled.map_err(|source| OpenError::Lane {
                 device: device(),
                 source,
@@ -225,7 +225,7 @@ impl Device {
             core,
         ));
         if let Some((me, receiver)) = own {
-            shared.use_lanes(me, receiver);
+            shared.enable_shm(me, receiver);
         }
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
@@ -246,29 +246,29 @@ impl Device {
             info,
             shared,
             host,
-            uses_lanes: !config.is_udp_only(),
-            mover: config.mover,
-            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mover| mover == Mover::Shared),
+            uses_shm: !config.is_udp_only(),
+            copy_mode: config.mover,
+            uses_segments: !config.is_udp_only() && config.mover.is_none_or(|mode| mode == Mover::Shared),
             progress: Some(progress),
         }))
     }
 
-    /// What it says of itself.
+    /// Its properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What its port is good for now.
+    /// The state of its port.
     pub fn port(&self) -> PortState {
         self.shared.port()
     }
 
-    /// Has `listener` told of what happens to the port and to the device, until [`unlisten`](Self::unlisten).
+    /// Adds a receiver of port and device events, until [`unlisten`](Self::unlisten).
     pub fn listen(&self, listener: Arc<EventQueue<Event>>) {
         self.shared.core.lock().listeners.push(listener);
     }
 
-    /// Ends what [`listen`](Self::listen) began.
+    /// Removes such a receiver.
     pub fn unlisten(&self, listener: &Arc<EventQueue<Event>>) {
         let listeners = &mut self.shared.core.lock().listeners;
         listeners.retain(|other| !Arc::ptr_eq(other, listener));
@@ -279,43 +279,45 @@ impl Device {
         ConnectionManager::new(Arc::clone(self))
     }
 
-    /// What its engine has counted since it was opened.
+    /// The engine's counters since it was opened.
     pub fn counters(&self) -> Counters {
         *self.shared.core.lock().endpoint.counters()
     }
 
-    /// How many queue pairs it has now.
+    /// The current number of queue pairs.
     pub fn queue_pairs(&self) -> usize {
         self.shared.core.lock().endpoint.qp_count()
     }
 
-    /// The processes on its address.
+    /// The process group on its address.
     pub fn host(&self) -> &Arc<Host> {
         &self.host
     }
 
-    /// The shared memory in which a range of the application's lies, where that makes a difference.
-    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<Place> {
+    /// The segment of a range of the application's memory, if segments are used.
+    pub(crate) fn segment_of(&self, range: &HostRange) -> Option<SegmentRange> {
         self.uses_segments
             .then(|| segment::find(range.addr.addr(), range.len))
             .flatten()
     }
 
-    /// The [group](Host::group) to whose members it has lanes; `None` where all goes over UDP.
+    /// The [group](Host::group) whose members it reaches by shm links; `None` where all traffic
+    /// uses UDP.
     pub fn local_group(&self) -> Option<u64> {
-        self.uses_lanes.then(|| self.host.group())
+        self.uses_shm.then(|| self.host.group())
     }
 
-    /// How payloads get to other processes of this host, the best way first: what this machine has, and what the device was not told to leave; none where all goes over UDP.
+    /// The available and permitted copy modes to other processes of this host, the best first; none
+    /// where all traffic uses UDP.
     pub fn local_movers(&self) -> Vec<Mover> {
-        let has = |mover: &Mover| self.mover.is_none_or(|forced| forced == *mover) && mover.is_possible();
-        let all = Mover::ALL.into_iter().filter(|_| self.uses_lanes);
-        let mut movers: Vec<_> = all.filter(has).collect();
-        // What cannot be done by the mover asked for is done by this one.
-        if self.uses_lanes && movers.is_empty() {
-            movers.push(Mover::Ring);
+        let has = |mode: &Mover| self.copy_mode.is_none_or(|forced| forced == *mode) && mode.is_possible();
+        let all = Mover::ALL.into_iter().filter(|_| self.uses_shm);
+        let mut modes: Vec<_> = all.filter(has).collect();
+        // Always the fallback.
+        if self.uses_shm && modes.is_empty() {
+            modes.push(Mover::Ring);
         }
-        movers
+        modes
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -334,17 +336,17 @@ impl fmt::Debug for Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let progress = self.progress.take();
-        // In a fork there is no such thread, and what would wake it would wake the parent's.
+        // A fork has no such thread, and its wake-up would go to the parent's.
         if let Some(progress) = progress.filter(|_| self.host.is_ours()) {
             self.shared.stop(progress.thread());
-            // It ends without an error: what panics in it is caught there.
+            // A panic was caught and reported there.
             let _ = progress.join();
         }
     }
 }
 
-/// How many packets a queue pair may have on the way: four batches of the link, so that it goes on sending while the acknowledgement of the first comes back, unless
-/// a peer with a receive buffer like ours would lose some of them.
+/// The most packets in flight of a queue pair: four batches of the link, so that it sends while the
+/// first ACK is under way, unless a peer with a receive buffer like ours would lose some of them.
 fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
     const WINDOW: usize = 256;
     /// The kernel charges a datagram up to twice its size.
@@ -354,21 +356,22 @@ fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
     (packets.min(WINDOW) as u32).max(16)
 }
 
-/// How long a port that seems to be taken is tried for: a process that is killed closes its descriptors one by one, and its names may be gone before its socket is. Where others have the processors it may be
-/// stopped in between, and one that yields to them (nice(1)) for longer than a tenth of a second.
-const ENDING: Duration = Duration::from_secs(1);
+/// How long a port that is in use is retried: a killed process closes its descriptors one by one,
+/// and may lose its names before its socket. On a busy machine it may be preempted in between, a
+/// niced one for longer than a tenth of a second.
+const BIND_RETRY: Duration = Duration::from_secs(1);
 
-/// Joins the processes on the address, and makes a link on the socket that comes of it.
+/// Joins the process group on the address, and opens the link on its socket.
 fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     let flags = if config.is_udp_only() {
         Flags::UDP_ONLY
     } else {
         Flags::default()
     };
-    let at = |address, patience| -> Result<_, BindError> {
-        let addr = definite(SocketAddr::new(address, config.port))?;
+    let bind = |address, patience| -> Result<_, BindError> {
+        let addr = require_unicast(SocketAddr::new(address, config.port))?;
         let (host, socket) = Host::join(addr, flags, patience)?;
-        let link = Link::over(socket).map_err(|source| BindError::new(addr, source))?;
+        let link = Link::from_socket(socket).map_err(|source| BindError::new(addr, source))?;
         Ok((host, link))
     };
     let failed = |source| OpenError::Bind {
@@ -376,11 +379,11 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
         source,
     };
     if let Some(address) = config.address {
-        return at(address, ENDING).map_err(failed);
+        return bind(address, BIND_RETRY).map_err(failed);
     }
     for last in 1..=LAST_TRIED {
-        let patience = if last == 1 { ENDING } else { Duration::ZERO };
-        match at(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
+        let patience = if last == 1 { BIND_RETRY } else { Duration::ZERO };
+        match bind(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
             Err(BindError::AddressInUse { .. }) => {}
             Err(BindError::NotShared(error)) if error.is_of_address() => {}
             other => return other.map_err(failed),

@@ -1,4 +1,4 @@
-//! Queues of events with a file descriptor to wait on: completion channels and asynchronous events are both one.
+//! Event queues with a file descriptor: completion channels and asynchronous events.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,13 +9,13 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-/// A value of the owner's choosing that names an object in its events.
+/// A value of the owner's choice that names an object in its events.
 pub type Token = u64;
 
-/// What happened to a queue pair unasked (ibv_get_async_event(3)).
+/// An asynchronous event of a queue pair (ibv_get_async_event(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpEvent {
-    /// It went into the error state by an error that no completion reports.
+    /// It went to the error state because of an error that no completion reports.
     Fatal,
     /// The peer sent a malformed request.
     RequestError,
@@ -25,37 +25,38 @@ pub enum QpEvent {
     CommunicationEstablished,
     /// Its send queue has drained.
     SendQueueDrained,
-    /// It is in the error state, and takes no more receives of its shared receive queue.
+    /// It is in the error state, and takes no more receives from its shared receive queue.
     LastWqeReached,
 }
 
-/// What happened to the device's port (ibv_get_async_event(3)).
+/// An asynchronous event of the device's port (ibv_get_async_event(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PortEvent {
     /// Its interface came up.
     Active,
     /// Its interface went down.
     Error,
-    /// Its interface lost the device's address, or has it again: the GID comes and goes with it.
+    /// Its interface lost the device's address, or has it again: the GID is removed and added with
+    /// it.
     GidChange,
 }
 
 /// An asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Event {
-    /// A completion queue overran: completions were lost, and it gives no more.
+    /// A completion queue overran: completions were lost, and it is unusable.
     CqOverrun(Token),
     /// Something happened to a queue pair.
     Qp(Token, QpEvent),
-    /// Fewer receives are in a shared receive queue than the limit that was armed.
+    /// A shared receive queue has fewer receives than the armed limit.
     SrqLimit(Token),
     /// Something happened to the port.
     Port(PortEvent),
-    /// The device cannot go on: its socket broke, or its progress thread failed.
+    /// The device failed: its socket broke, or its progress thread panicked.
     DeviceFatal,
 }
 
-/// Where the asynchronous events of an object go, and by what name.
+/// The event queue for the asynchronous events of an object, and its name there.
 #[derive(Clone, Debug)]
 pub struct Owner {
     /// The queue.
@@ -66,7 +67,8 @@ pub struct Owner {
 
 /// A queue of events whose file descriptor is readable while it holds any.
 ///
-/// The descriptor may be watched with poll(2) and made non-blocking with fcntl(2); it must not be read by others.
+/// The descriptor may be polled with poll(2) and made non-blocking with fcntl(2); only this type
+/// may read it.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     /// A semaphore: its count is at least the number of `waiting`.
@@ -87,18 +89,20 @@ impl<T> EventQueue<T> {
         })
     }
 
-    /// Appends an event and wakes whoever waits.
+    /// Appends an event and wakes a waiting thread.
     pub fn push(&self, event: T) {
         self.waiting.lock().push_back(event);
         // Fails only beyond 2^64 - 2 events waiting.
         let _ = self.fd.write(1);
     }
 
-    /// The oldest event; waits for one unless the descriptor is non-blocking. `taken` sees it while [`remove`](Self::remove) is still shut out: what
-    /// it counts is counted when a later `remove` returns.
+    /// The oldest event; waits for one unless the descriptor is non-blocking. `taken` is called
+    /// under the lock that [`remove`](Self::remove) takes: what it counts is counted when a later
+    /// `remove` returns.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none and the descriptor is non-blocking; what read(2) says otherwise, but for EINTR, after which it waits on.
+    /// `WouldBlock` when there is none and the descriptor is non-blocking; otherwise the errors of
+    /// read(2), except EINTR, after which it continues to wait.
     pub fn wait(&self, taken: impl Fn(&T)) -> io::Result<T> {
         loop {
             match self.fd.read() {
@@ -116,12 +120,13 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Takes out the events that `is_gone` says nobody may see any more. The descriptor does not stay readable for them.
+    /// Removes the events of which `is_gone` is true. The descriptor does not stay readable for
+    /// them.
     pub fn remove(&self, is_gone: impl Fn(&T) -> bool) {
         drop(self.take(is_gone));
     }
 
-    /// As [`remove`](Self::remove), and gives them to the caller, in order.
+    /// As [`remove`](Self::remove), and returns them in order.
     pub fn take(&self, is_wanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut waiting = self.waiting.lock();
         let (mut taken, mut kept) = (Vec::new(), VecDeque::new());
@@ -133,7 +138,8 @@ impl<T> EventQueue<T> {
             }
         }
         *waiting = kept;
-        // Fewer when somebody who waits has counted one down already: he finds nothing, and waits on.
+        // Fewer when a waiting thread has decremented the count already: it finds no event, and
+        // waits on.
         for _ in &taken {
             if !self.count_down() {
                 break;
@@ -142,25 +148,27 @@ impl<T> EventQueue<T> {
         taken
     }
 
-    /// Takes one off the semaphore's count; false if it is 0. Never blocks, though the descriptor may be a blocking one (preadv2(2)); where the kernel cannot do that to
-    /// an eventfd, before Linux 5.8, the count stays, and who waits is woken once for nothing.
+    /// Decrements the semaphore; false if it is 0. Never blocks, even on a blocking descriptor
+    /// (preadv2(2)). Where the kernel cannot do that to an eventfd, before Linux 5.8, the count
+    /// stays, which causes one spurious wake-up.
     fn count_down(&self) -> bool {
         let mut count = [0_u8; size_of::<u64>()];
         let into = libc::iovec {
             iov_base: count.as_mut_ptr().cast(),
             iov_len: count.len(),
         };
-        // SAFETY: the descriptor is open, and the one element is 8 bytes that may be written. An offset of -1 is that of read(2).
+        // SAFETY: the descriptor is open, and the one element is 8 bytes that may be written. An
+        // offset of -1 is that of read(2).
         let read = unsafe { libc::preadv2(self.fd.as_fd().as_raw_fd(), &into, 1, -1, libc::RWF_NOWAIT) };
         read == count.len() as isize
     }
 
-    /// How many events wait.
+    /// The number of queued events.
     pub fn len(&self) -> usize {
         self.waiting.lock().len()
     }
 
-    /// Whether none waits.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -185,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_order_and_removed_ones_do_not() {
+    fn events_are_in_order_without_removed_ones() {
         let queue = EventQueue::new().unwrap();
         for event in [1, 2, 3, 4] {
             queue.push(event);
@@ -198,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_readable_for_what_is_there_alone() {
+    fn the_descriptor_is_readable_only_while_events_are_queued() {
         let queue = EventQueue::new().unwrap();
         let readable = || {
             let mut fds = [PollFd::new(queue.as_fd(), PollFlags::POLLIN)];

@@ -1,10 +1,12 @@
-//! The userspace RoCEv2 device: drives the sans-IO engine of `doorbell-roce-proto` over UDP sockets.
+//! The userspace RoCEv2 device: drives the sans-IO engine of `doorbell-roce-proto` over UDP sockets
+//! and shared memory.
 //!
-//! [`Device::open`] binds an address and gives the objects of the verbs as Rust values: [`Pd`], [`Mr`], [`Cq`], [`Srq`], [`Qp`]. The C ABI over them is
-//! `doorbell-softroce-ibverbs`.
+//! [`Device::open`] binds an address; the verbs objects are Rust values: [`Pd`], [`Mr`], [`Cq`],
+//! [`Srq`], [`Qp`]. The C ABI over them is `doorbell-softroce-ibverbs`.
 //!
-//! Who does the work: threads of the application inside `poll` and `post`, and one progress thread for those that wait in memory or sleep
-//! (`progress`). The three locks they share, and their order, are described in `drive`.
+//! Application threads drive the device inside `poll` and `post`, and one progress thread drives it
+//! for those that poll memory or sleep (`progress`). Their three locks and the lock order are
+//! described in `drive`.
 
 pub mod clock;
 pub mod cm;
@@ -15,15 +17,15 @@ mod drive;
 mod event;
 mod gpu;
 pub mod host;
-mod lanes;
 pub mod limits;
 pub mod link;
-pub mod local;
 mod memory;
 pub mod orphan;
 mod pd;
 mod progress;
 mod qp;
+mod shm;
+pub mod shm_ring;
 mod srq;
 mod state;
 mod sync;
@@ -34,24 +36,26 @@ pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventQueue, Owner, PortEvent, QpEvent, Token};
-pub use lanes::Mover;
 pub use link::PortState;
-pub use memory::{Bound, Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind, takes_devices};
+pub use memory::{
+    Change, Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Rights, WindowKind, WindowsBound, takes_devices,
+};
 pub use pd::Pd;
 pub use qp::{CreateQpError, Posting, Qp, QpConfig};
+pub use shm::Mover;
 pub use srq::{SharedPosting, Srq, SrqConfig};
 
-/// What one device can do; the same for every device (ibv_query_device(3)).
+/// The limits of a device; the same for every device (ibv_query_device(3)).
 pub mod capacity {
     /// Queue pairs.
     pub const QPS: usize = 16_384;
-    /// Requests outstanding in each queue of a queue pair.
+    /// Outstanding work requests of each queue of a queue pair.
     pub const WORK_REQUESTS: u32 = 16_384;
-    /// Scatter/gather elements of a request.
+    /// Scatter/gather elements of a work request.
     pub const SGES: u32 = 32;
-    /// Bytes of inline data of a request.
+    /// Bytes of inline data of a work request.
     pub const INLINE: u32 = 512;
-    /// Shared receive queues, each of as many requests and elements as a queue pair's.
+    /// Shared receive queues, each with the work requests and elements of a queue pair's.
     pub const SRQS: usize = 16_384;
     /// Completion queues.
     pub const CQS: usize = 16_384;

@@ -1,4 +1,4 @@
-//! Protection domains: what ties queue pairs to the memory they may reach.
+//! Protection domains: which memory a queue pair may access.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Device {
 }
 
 impl Pd {
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.0.device
     }

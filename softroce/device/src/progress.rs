@@ -1,13 +1,18 @@
-//! The progress thread: drives the device for those who wait in memory, or sleep.
+//! The progress thread: drives the device for applications that poll memory, or sleep.
 //!
-//! A peer's WRITE or READ needs no call of ours: the application polls its memory, and somebody has to drive. So does an application that sleeps on a
-//! completion channel. The thread has three gaits:
-//! - **spin**: it drives, and yields the processor when nothing came, for some time after the last traffic. Where others want the processor this is
-//!   no way to be quick: who yields forfeits the rest of its time slice, and comes back milliseconds later, or tenths of a second where many want it, while who sleeps is let in at once
-//!   when its datagram comes. So a yield that took long makes the thread park for many times as long instead: a peer whose packet comes during one must not have to wait for the next as well;
-//! - **park**: it then sleeps in poll(2) until a datagram comes or the next deadline is there: a device at rest uses no processor;
-//! - **aside**: while threads of the application drive in a loop, it only looks now and then whether they still do, touches no lock, and is not woken by
-//!   the socket.
+//! A peer's WRITE or READ needs no call of ours, and an application that polls its memory or sleeps
+//! on a completion channel does not drive. The thread has three states:
+//! - **busy-poll**: it drives and yields the CPU when idle, until [`DeviceConfig::spin`] after the
+//!   last traffic. On an oversubscribed machine a yielding thread forfeits its time slice and runs
+//!   again milliseconds later, while a sleeping one is scheduled as soon as its datagram arrives.
+//!   So a slow yield makes the thread park for [`BACKOFF_FACTOR`] times as long: a peer's packet
+//!   must not wait for the next yield as well;
+//! - **park**: it sleeps in poll(2) until a datagram or the next deadline: an idle device uses no
+//!   CPU;
+//! - **yield to app polling**: while application threads poll in a loop, it only samples whether
+//!   they still do, takes no lock, and is not woken by the socket.
+//!
+//! [`DeviceConfig::spin`]: crate::DeviceConfig::spin
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,37 +28,40 @@ use crate::drive::Shared;
 use crate::host::Host;
 use crate::link::{Interest, Parker, PortWatch};
 
-/// How long the application's threads must have been found driving at every look for this thread to step aside.
-const STEP_ASIDE: Duration = Duration::from_micros(100);
+/// How long every sample must have found application threads polling before this thread yields.
+const APP_POLLING_MIN: Duration = Duration::from_micros(100);
 
-/// The longest that it stands aside before it looks again, and what part of the time for which they have been driving it does. In proportion, because two
-/// devices may wait for one another: were each to stand aside for as long as the other made its application poll, that would never end.
-const ASIDE: Duration = Duration::from_micros(250);
-const ASIDE_SHARE: u32 = 8;
+/// The longest time that it yields before the next sample, as a fraction of the time for which they
+/// have polled. In proportion, because two devices may wait for each other: if each yielded for as
+/// long as the other kept its application polling, that would never end.
+const APP_POLLING_SLICE: Duration = Duration::from_micros(250);
+const APP_POLLING_SHARE: u32 = 8;
 
-/// They no longer drive in a loop when they took longer for each turn: one with nothing to do takes half a microsecond.
-const LOOP_TURN: Duration = Duration::from_micros(5);
+/// Application threads no longer poll in a loop when an iteration takes longer; an idle one takes
+/// half a microsecond.
+const POLL_LOOP_PERIOD: Duration = Duration::from_micros(5);
 
-/// A yield that takes longer gave the processor to somebody who wanted it for a whole time slice.
-const CROWDED: Duration = Duration::from_millis(1);
+/// A yield that takes longer gave the CPU to another thread for a whole time slice.
+const OVERSUBSCRIBED_THRESHOLD: Duration = Duration::from_millis(1);
 
-/// How many times as long the thread then parks where it would spin, and how long at most.
-const GIVE_WAY: u32 = 50;
-const GIVE_WAY_MOST: Duration = Duration::from_secs(10);
+/// How many times as long the thread then parks instead of busy-polling, and the maximum.
+const BACKOFF_FACTOR: u32 = 50;
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-/// How often the port is looked at by a thread that does not sleep. One that does is woken.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often a thread that does not sleep polls the port. A sleeping one is woken.
+const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often other processes on this address are listened to by a thread that does not sleep: a look at nothing takes a third of a microsecond.
-const LISTEN: Duration = Duration::from_micros(100);
+/// How often a thread that does not sleep polls the other processes on this address: an empty poll
+/// takes a third of a microsecond.
+const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The thread's body: runs until the device is dropped.
 pub(crate) fn run(shared: &Arc<Shared>, host: &Host, parker: Parker, watch: Option<PortWatch>, spin: Duration) {
-    let turns = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
-    // A panic here is a bug of ours. Peers would wait for this device without a word; the application at least is told.
-    if catch_unwind(turns).is_err() {
-        tracing::error!("the soft device's progress thread failed");
-        shared.tell_fatal();
+    let body = AssertUnwindSafe(|| Progress::new(shared, host, parker, watch, spin).run());
+    // A panic here is a bug. Peers would wait without an error; the application at least is
+    // notified.
+    if catch_unwind(body).is_err() {
+        tracing::error!("the soft device's progress thread panicked");
+        shared.report_fatal();
     }
 }
 
@@ -62,19 +70,16 @@ struct Progress<'a> {
     host: &'a Host,
     parker: Parker,
     watch: Option<PortWatch>,
-    /// When to look whether the port has changed.
-    look_at: Instant,
-    /// When to listen to the other processes on this address.
-    listen_at: Instant,
+    port_poll_at: Instant,
+    host_poll_at: Instant,
     spin: Duration,
-    /// Until when it parks where it would spin.
-    crowded_until: Instant,
-    /// The last time that driving here did something.
+    backoff_until: Instant,
+    /// The last drive here that did something.
     last_traffic: Instant,
-    /// How often they had driven when last looked at.
+    /// Drives by application threads at the last sample.
     drives: u64,
-    /// Since when every look has found them driving.
-    driven_since: Instant,
+    /// Since when every sample has found them polling.
+    polling_since: Instant,
 }
 
 impl<'a> Progress<'a> {
@@ -85,122 +90,122 @@ impl<'a> Progress<'a> {
             host,
             parker,
             watch,
-            look_at: now,
-            listen_at: now,
+            port_poll_at: now,
+            host_poll_at: now,
             spin,
-            crowded_until: now,
+            backoff_until: now,
             last_traffic: now,
             drives: 0,
-            driven_since: now,
+            polling_since: now,
         }
     }
 
     fn run(&mut self) {
-        // Its sleeps are a few microseconds long; by default the kernel may add 50. Without it they are longer.
+        // Its sleeps are microseconds long; by default the kernel may add 50. Failure only makes
+        // them longer.
         let _ = prctl::set_timerslack(1000);
         while !self.shared.stop.load(Ordering::Acquire) {
-            self.turn();
+            self.step();
         }
     }
 
-    fn turn(&mut self) {
+    fn step(&mut self) {
         let now = self.shared.now();
-        self.look_at_port(now);
-        self.listen_to_members(now);
-        let crowded = now < self.crowded_until;
-        if self.application_drives(now) {
-            if now - self.driven_since > STEP_ASIDE {
-                self.stand_aside();
-            } else if crowded {
+        self.poll_port(now);
+        self.poll_host(now);
+        let backing_off = now < self.backoff_until;
+        if self.app_is_polling(now) {
+            if now - self.polling_since > APP_POLLING_MIN {
+                self.yield_to_app_polling();
+            } else if backing_off {
                 self.park();
             } else {
-                self.give_way(now);
+                self.yield_cpu(now);
             }
         } else if self.shared.drive_for_progress() {
             self.last_traffic = now;
-        } else if now - self.last_traffic < self.spin && !crowded {
-            self.give_way(now);
+        } else if now - self.last_traffic < self.spin && !backing_off {
+            self.yield_cpu(now);
         } else {
             self.park();
         }
     }
 
-    /// Tells of what has changed at the port. While this thread is awake it looks only now and then.
-    fn look_at_port(&mut self, now: Instant) {
-        if now < self.look_at {
+    fn poll_port(&mut self, now: Instant) {
+        if now < self.port_poll_at {
             return;
         }
-        self.look_at = now + LOOK;
+        self.port_poll_at = now + PORT_POLL_INTERVAL;
         if let Some(state) = self.watch.as_mut().and_then(PortWatch::changed) {
             self.shared.set_port(state);
         }
     }
 
-    /// Serves what other processes on this address say. While this thread is awake it listens only now and then.
-    fn listen_to_members(&mut self, now: Instant) {
-        if now < self.listen_at {
+    /// Handles messages of other processes on this address, and takes the UDP port over if its
+    /// holder is gone.
+    fn poll_host(&mut self, now: Instant) {
+        if now < self.host_poll_at {
             return;
         }
-        self.listen_at = now + LISTEN;
-        while let Some(arrival) = self.host.poll() {
-            self.shared.handle_arrival(arrival);
+        self.host_poll_at = now + HOST_POLL_INTERVAL;
+        while let Some(event) = self.host.poll() {
+            self.shared.handle_host_event(event);
         }
         if self.host.take_over_at().is_some_and(|at| at <= Clock::now())
             && let Some(port) = self.host.take_over()
         {
             tracing::debug!(address = %self.host.address(), "took the port over");
             if let Err(error) = self.parker.take_over(port) {
-                tracing::warn!("the port of the soft device cannot be received from: {error}");
+                tracing::warn!("the soft device cannot receive from the port that it took over: {error}");
             }
         }
     }
 
-    /// Whether threads of the application drove since the last look, or do so now. One that does so in a loop is found at every look; one that polls only
-    /// now and then, and its memory in between, needs this thread.
-    fn application_drives(&mut self, now: Instant) -> bool {
-        let drives = self.shared.application.drives();
+    /// Whether application threads drove since the last sample, or do so now. One that polls the CQ
+    /// only now and then, and its memory in between, needs this thread.
+    fn app_is_polling(&mut self, now: Instant) -> bool {
+        let drives = self.shared.app_polling.drives();
         let before = mem::replace(&mut self.drives, drives);
-        let driven = drives != before || self.shared.application.is_inside();
-        if !driven {
-            self.driven_since = now;
+        let polling = drives != before || self.shared.app_polling.is_active();
+        if !polling {
+            self.polling_since = now;
         }
-        driven
+        polling
     }
 
-    /// Lets others have the processor, and finds out whether any want it.
-    fn give_way(&mut self, before: Instant) {
+    /// Yields the CPU, and backs off if the machine is oversubscribed.
+    fn yield_cpu(&mut self, before: Instant) {
         thread::yield_now();
         let after = self.shared.now();
         let took = after - before;
-        if took > CROWDED {
-            self.crowded_until = after + (took * GIVE_WAY).min(GIVE_WAY_MOST);
+        if took > OVERSUBSCRIBED_THRESHOLD {
+            self.backoff_until = after + (took * BACKOFF_FACTOR).min(BACKOFF_MAX);
         }
     }
 
-    /// Leaves the device to the application for as long as it goes on driving in a loop.
-    fn stand_aside(&mut self) {
+    /// Leaves the device to the application threads for as long as they poll in a loop.
+    fn yield_to_app_polling(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let before = self.drives;
-            let slice = ((self.shared.now() - self.driven_since) / ASIDE_SHARE).min(ASIDE);
+            let slice = ((self.shared.now() - self.polling_since) / APP_POLLING_SHARE).min(APP_POLLING_SLICE);
             thread::park_timeout(slice);
-            let inside = self.shared.application.is_inside();
-            self.drives = self.shared.application.drives();
-            let wanted = (slice.as_nanos() / LOOP_TURN.as_nanos()) as u64;
+            let inside = self.shared.app_polling.is_active();
+            self.drives = self.shared.app_polling.drives();
+            let wanted = (slice.as_nanos() / POLL_LOOP_PERIOD.as_nanos()) as u64;
             let now = self.shared.now();
-            self.look_at_port(now);
-            self.listen_to_members(now);
+            self.poll_port(now);
+            self.poll_host(now);
             if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
         }
-        self.driven_since = self.shared.now();
+        self.polling_since = self.shared.now();
     }
 
-    /// Sleeps until there is something to do.
     fn park(&mut self) {
         let shared = self.shared;
-        let due = shared.doze.begin(|| {
-            // What was changed before that under core has also published its deadline once core can be had.
+        let due = shared.sleep.begin(|| {
+            // A change made under core before this has published its deadline once core is free.
             drop(shared.core.lock());
             shared.due()
         });
@@ -213,16 +218,17 @@ impl<'a> Progress<'a> {
         let take_over = self.host.take_over_at();
         let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
         if timeout == Some(Duration::ZERO) {
-            // Due, but another thread is receiving, and the timers come after: it may be waiting for this processor.
+            // Due, but another thread is receiving, and timers come after: it may be waiting for
+            // this CPU.
             thread::yield_now();
-        } else if !shared.holds() && shared.sleep_on_lanes() {
+        } else if !shared.has_delayed_ack() && shared.prepare_shm_sleep() {
             match self.parker.park(interest, timeout.into_iter().chain(until).min()) {
                 Ok(woken) => {
                     if woken.port {
-                        self.look_at = Instant::ZERO;
+                        self.port_poll_at = Instant::ZERO;
                     }
                     if woken.members || until.is_some() {
-                        self.listen_at = Instant::ZERO;
+                        self.host_poll_at = Instant::ZERO;
                     }
                 }
                 Err(error) => {
@@ -231,8 +237,8 @@ impl<'a> Progress<'a> {
                 }
             }
         }
-        shared.wake_on_lanes();
-        shared.look_at_all();
-        shared.doze.end();
+        shared.end_shm_sleep();
+        shared.poll_all_next();
+        shared.sleep.end();
     }
 }

@@ -1,4 +1,4 @@
-//! Queue pairs: creating, changing and querying them, and posting work.
+//! Queue pairs: creating, modifying and querying them, and posting work requests.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use doorbell_roce_proto::{Instant, Qpn};
 use crate::capacity;
 use crate::cq::Cq;
 use crate::device::Device;
-use crate::drive::{FAR, Shared};
+use crate::drive::{COARSE_TIMEOUT, Shared};
 use crate::event::Owner;
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::state::Core;
 
-/// `IBV_QP_AV`, the attribute that says where the peer is.
+/// `IBV_QP_AV`, the attribute mask of the path to the peer.
 const PATH: u32 = 1 << 7;
 
 /// What a queue pair is created with (ibv_create_qp(3)).
 #[derive(Clone, Debug)]
 pub struct QpConfig {
-    /// Where send requests complete.
+    /// The CQ of send requests.
     pub send_cq: Cq,
-    /// Where receives complete.
+    /// The CQ of receives.
     pub recv_cq: Cq,
     /// Send requests outstanding at most.
     pub max_send_wr: u32,
@@ -36,7 +36,7 @@ pub struct QpConfig {
     pub max_recv_sge: u32,
     /// Inline bytes per send request at most.
     pub max_inline: u32,
-    /// Complete every send request, whatever its flag.
+    /// Every send request is signaled, whatever its flag.
     pub signal_all: bool,
     /// Its transport service.
     pub transport: Transport,
@@ -51,15 +51,17 @@ pub enum CreateQpError {
     #[error("a queue pair on a soft device has at most {wr} requests of {sge} elements per queue, and {inline} inline bytes",
         wr = capacity::WORK_REQUESTS, sge = capacity::SGES, inline = capacity::INLINE)]
     Size,
-    /// Completion queues, shared receive queue and protection domain are of different devices (`EINVAL`).
+    /// Completion queues, shared receive queue and protection domain are of different devices
+    /// (`EINVAL`).
     #[error("a queue pair's completion queues, shared receive queue and protection domain must be of one device")]
     OtherDevice,
-    /// The device has no more (`ENOMEM`).
+    /// No more queue pairs (`ENOMEM`).
     #[error("the device has {max} queue pairs already", max = capacity::QPS)]
     Exhausted,
 }
 
-/// A queue pair. Dropping it destroys it: what is queued is forgotten without completions, and its memory is touched no more.
+/// A queue pair. Dropping it destroys it: queued work requests are dropped without completions, and
+/// their memory is not accessed again.
 #[derive(Debug)]
 pub struct Qp {
     pd: Pd,
@@ -70,12 +72,13 @@ pub struct Qp {
 }
 
 impl Pd {
-    /// A queue pair in RESET, its events told to `owner`.
+    /// A queue pair in RESET, whose events go to `owner`.
     ///
     /// # Errors
     /// When a size is out of range, objects do not belong together, or the device is full.
     pub fn queue_pair(&self, config: &QpConfig, owner: Owner) -> Result<Qp, CreateQpError> {
-        // With a shared receive queue it has no queue for receives, whatever their sizes say (ibv_create_qp(3)).
+        // With a shared receive queue it has no receive queue, whatever the sizes say
+        // (ibv_create_qp(3)).
         let (max_recv_wr, max_recv_sge) = match config.srq {
             Some(_) => (0, 0),
             None => (config.max_recv_wr, config.max_recv_sge),
@@ -102,7 +105,8 @@ impl Pd {
             signal_all: config.signal_all,
             transport: config.transport,
             srq: config.srq.as_ref().map(Srq::id),
-            // An application that sleeps: its peer will do so too, and what wakes that first is to be as from an adapter.
+            // The application sleeps, and so will its peer: ACKs keep their order as from an
+            // adapter.
             acknowledges_first: config.send_cq.has_channel() || config.recv_cq.has_channel(),
         };
         let number = self
@@ -122,7 +126,7 @@ impl Pd {
     }
 }
 
-/// Work being posted: the device's lock is held, and packets leave when it is given back.
+/// Work requests being posted: the device's lock is held, and packets leave when it is released.
 pub struct Posting<'a> {
     core: &'a mut Core,
     shared: &'a Shared,
@@ -131,43 +135,44 @@ pub struct Posting<'a> {
 }
 
 impl Posting<'_> {
-    /// The time, read once and only where it is needed: that takes as long as a tenth of a short message.
+    /// The time, read only if needed: that takes a tenth of a short message.
     fn now(&mut self) -> Instant {
         *self.now.get_or_insert_with(|| self.shared.now())
     }
 
-    /// Queues a send request.
+    /// Posts a send request.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let (shared, now) = (self.shared, &mut self.now);
-        let since = |timeout| match timeout >= FAR {
+        let start = |timeout| match timeout >= COARSE_TIMEOUT {
             true => shared.about_now(),
             false => *now.get_or_insert_with(|| shared.now()),
         };
-        if self.core.send_short(since, self.qpn, request) {
+        if self.core.send_fast(start, self.qpn, request) {
             return Ok(());
         }
         let now = self.now();
         self.core.endpoint.post_send(now, self.qpn, request)
     }
 
-    /// Queues a SEND of a UD queue pair.
+    /// Posts a SEND of a UD queue pair.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
     pub fn send_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
-        let Ok(lane) = self.core.route(&to.path, to.qpn) else {
+        let Ok(link) = self.core.route(&to.path, to.qpn) else {
             return Err(PostError::Invalid);
         };
-        let path = Path { lane, ..to.path };
+        let path = Path { lane: link, ..to.path };
         let to = Destination { path, ..*to };
         let now = self.now();
         self.core.endpoint.post_datagram(now, self.qpn, request, &to)
     }
 
-    /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`, would queue a request after `ahead` others.
+    /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`,
+    /// would queue a request after `ahead` others.
     ///
     /// # Errors
     /// When it would be refused.
@@ -175,7 +180,7 @@ impl Posting<'_> {
         self.core.endpoint.check_send(self.qpn, request, datagram, ahead)
     }
 
-    /// Queues a receive.
+    /// Posts a receive.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
@@ -185,17 +190,17 @@ impl Posting<'_> {
 }
 
 impl Qp {
-    /// Its number.
+    /// Its queue pair number.
     pub fn number(&self) -> Qpn {
         self.number
     }
 
-    /// Where send requests complete.
+    /// The CQ of send requests.
     pub fn send_cq(&self) -> &Cq {
         &self.send_cq
     }
 
-    /// Where receives complete.
+    /// The CQ of receives.
     pub fn recv_cq(&self) -> &Cq {
         &self.recv_cq
     }
@@ -205,12 +210,12 @@ impl Qp {
         self.srq.as_ref()
     }
 
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
     }
 
-    /// Posts send requests: all that `requests` queues go out as one batch, at once.
+    /// Posts send requests as one batch: all that `requests` posts leave with one doorbell.
     pub fn post_send<R>(&self, requests: impl FnOnce(&mut Posting<'_>) -> R) -> R {
         let shared = self.device().shared();
         let mut core = shared.core.lock();
@@ -234,14 +239,14 @@ impl Qp {
             now: None,
             qpn: self.number,
         });
-        // In the error state a receive completes at once.
+        // In the error state a receive is flushed at once.
         if core.endpoint.has_news() {
             shared.deliver(core);
         }
         result
     }
 
-    /// Changes state and attributes (ibv_modify_qp(3)).
+    /// Modifies state and attributes (ibv_modify_qp(3)).
     ///
     /// # Errors
     /// When the table of transitions refuses it; nothing changed then.
@@ -253,13 +258,13 @@ impl Qp {
         }
         let mut core = shared.core.lock();
         let modify = &Modify {
-            path: self.routed(modify, &mut core)?,
+            path: self.resolve_path(modify, &mut core)?,
             ..*modify
         };
         let result = core.endpoint.modify_qp(shared.now(), self.number, modify);
         if result.is_ok() && modify.state == Some(State::Reset) {
             core.memory.release_windows_of(self.number);
-            core.forget_held(self.number);
+            core.drop_deferred(self.number);
         }
         shared.flush(core);
         if modify.state == Some(State::Reset) {
@@ -268,18 +273,18 @@ impl Qp {
         result
     }
 
-    /// The path that is to be set, with the lane to the peer if that is one.
-    fn routed(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
+    /// The path to set, with the shm link to the peer if there is one.
+    fn resolve_path(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
         let Some(path) = modify.path else {
             return Ok(None);
         };
         let before = core.endpoint.query_qp(self.number).and_then(|qp| qp.set.dest_qpn);
-        // Without one it is refused anyway.
+        // Without a peer the transition is refused anyway.
         let Some(peer) = modify.dest_qpn.or(before) else {
             return Ok(modify.path);
         };
         match core.route(&path, peer) {
-            Ok(lane) => Ok(Some(Path { lane, ..path })),
+            Ok(link) => Ok(Some(Path { lane: link, ..path })),
             Err(error) => {
                 tracing::warn!("{} cannot be connected: {error}", self.number);
                 Err(ModifyError::Value(PATH))
@@ -287,7 +292,7 @@ impl Qp {
         }
     }
 
-    /// Its state and attributes as of now. `None` never happens while the handle lives.
+    /// Its state and attributes. `None` never happens while the handle lives.
     pub fn query(&self) -> Option<Attributes> {
         self.device().shared().core.lock().endpoint.query_qp(self.number)
     }

@@ -1,4 +1,4 @@
-//! Shared receive queues: one queue of receives for many queue pairs (IBTA vol 1, 10.2.9).
+//! Shared receive queues (IBTA vol 1, 10.2.9).
 
 use std::sync::Arc;
 
@@ -13,13 +13,14 @@ use crate::pd::Pd;
 /// What a shared receive queue is created with (ibv_create_srq(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqConfig {
-    /// Receives queued at most.
+    /// Outstanding receives at most.
     pub max_wr: u32,
     /// Elements per receive at most.
     pub max_sge: u32,
 }
 
-/// A shared receive queue. Clones name the same queue; it goes away with the last of them and the last queue pair on it, and what is queued is forgotten.
+/// A shared receive queue. Clones share it; it is destroyed with the last of them and of its queue
+/// pairs, and its receives are dropped.
 #[derive(Clone, Debug)]
 pub struct Srq(Arc<SrqHandle>);
 
@@ -30,7 +31,7 @@ struct SrqHandle {
 }
 
 impl Pd {
-    /// A shared receive queue, its limit not armed, its events told to `owner`.
+    /// A shared receive queue with an unarmed limit, whose events go to `owner`.
     ///
     /// # Errors
     /// When a size is out of range, or the device has no more queues.
@@ -67,7 +68,7 @@ pub struct SharedPosting<'a> {
 }
 
 impl SharedPosting<'_> {
-    /// Queues a receive.
+    /// Posts a receive.
     ///
     /// # Errors
     /// When it is refused; nothing of it was queued.
@@ -77,7 +78,7 @@ impl SharedPosting<'_> {
 }
 
 impl Srq {
-    /// Posts receives, whatever states the queue pairs are in. Nothing is sent for them, and nothing completes by it.
+    /// Posts receives, whatever the queue pairs' states. Nothing is sent or completed by that.
     pub fn post_receive<R>(&self, requests: impl FnOnce(&mut SharedPosting<'_>) -> R) -> R {
         let mut core = self.device().shared().core.lock();
         requests(&mut SharedPosting {
@@ -86,10 +87,11 @@ impl Srq {
         })
     }
 
-    /// Changes the size where `max_wr` is given, and arms the limit where `limit` is; 0 disarms it (ibv_modify_srq(3)).
+    /// Resizes it to `max_wr`, and arms the limit `limit`; 0 disarms (ibv_modify_srq(3)).
     ///
     /// # Errors
-    /// When the size is out of range or less than what is queued, or the limit is beyond the size; nothing changed then.
+    /// When the size is out of range or less than what is queued, or the limit exceeds the size;
+    /// nothing changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
         if max_wr.is_some_and(|max_wr| check(max_wr).is_err()) {
             return Err(SrqError::Value);
@@ -102,12 +104,12 @@ impl Srq {
         result
     }
 
-    /// Its size, and the limit that is armed. `None` never happens while the handle lives.
+    /// Its size, and the armed limit. `None` never happens while the handle lives.
     pub fn query(&self) -> Option<SrqAttributes> {
         self.device().shared().core.lock().endpoint.query_srq(self.0.id)
     }
 
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         self.0.pd.device()
     }

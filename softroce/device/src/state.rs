@@ -1,6 +1,8 @@
-//! What the engine's lock guards: the engine, the memory it reaches, and where its completions and events go.
+//! The state that the core lock guards: the engine, registered memory, and where completions and
+//! events go.
 
 mod copying;
+mod objects;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,95 +10,91 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{self, Route, ServiceId};
-use doorbell_roce_proto::memory::PdId;
-use doorbell_roce_proto::qp::{LaneId, Path, QpInit};
+use doorbell_roce_proto::qp::{LaneId, Path};
 use doorbell_roce_proto::wire::{Bth, Opcode};
 use doorbell_roce_proto::work::{Completion, CqId, SendRequest, SrqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, SrqInit, mad_of};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, LanePacket, Qpn, mad_of};
 
-use self::copying::{gate_of, hold};
+use self::copying::{defer_packet, defer_ticket};
 use crate::capacity;
-use crate::cm::{Connections, Waiting};
+use crate::cm::{Connections, PendingRequests};
 use crate::cq::CqRing;
 use crate::event::{Event, EventQueue, Owner, QpEvent};
 use crate::gpu::Copies;
-use crate::gpu::gate::{Gate, Held};
+use crate::gpu::deferred::{DeferQueue, Deferred};
 use crate::host::{Host, MemberId};
-use crate::lanes::{Forwarded, Joined, NoLane, Outgoing, Payload, Reach, Verdict, Wake, is_immediate, lane_of};
 use crate::link::{self, MAX_PACKET, TxBatch};
-use crate::local::{Kind, Received};
-use crate::memory::{Shares, Table};
+use crate::memory::{SharedBacking, Table};
+use crate::shm::{
+    Forwarded, OutgoingRings, PathError, RecordHeaders, RecordOutcome, ShmMemory, ShmPayload, Wakeups, is_immediate,
+    link_to,
+};
+use crate::shm_ring::{Received, RecordKind};
 
 const _: () = assert!(capacity::QPS <= Endpoint::MAX_QPS);
 
-/// The state of a device, apart from its link.
+// fields: everything that one lock guards.
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     pub(crate) memory: Table,
     pub(crate) connections: Connections,
-    /// Requests for services that nobody offers yet.
-    early: Waiting,
+    /// Connection requests for services without a listener.
+    pending_requests: PendingRequests,
     cqs: Vec<Option<Arc<CqRing>>>,
-    /// The queues whose channels wait for more completions, and until when (ibv_modify_cq(3)).
+    /// Completion queues whose moderated channels are to be notified, and when (ibv_modify_cq(3)).
     moderated: Vec<(Instant, Arc<CqRing>)>,
     qps: HashMap<Qpn, Owner>,
     srqs: HashMap<SrqId, Owner>,
-    /// Who hears of the port, and of the device.
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
-    /// Bytes of device memory in use.
     device_memory: usize,
     next_pd: u32,
-    /// The processes on this address.
     host: Arc<Host>,
-    /// The address, and the UDP port of RoCEv2 devices: ours, and those we send to.
+    /// The group's address with the UDP port of RoCEv2 devices, here and at all peers.
     address: SocketAddr,
-    /// The lanes to processes on this host.
-    pub(crate) lanes: Outgoing,
-    /// Copies of GPUs' memory that are under way, and what waits for them.
+    pub(crate) rings: OutgoingRings,
+    /// GPU memory copies in flight, and what is deferred until they are done.
     pub(crate) copies: Copies,
-    gate: Gate,
-    /// Queue pairs of which datagrams have written to memory of GPUs since that was last stored.
+    deferred: DeferQueue,
+    /// Queue pairs whose datagrams have staged writes to GPU memory.
     writers: Vec<Qpn>,
-    /// Lanes whose next record was put off: the acknowledgement that comes along with it has been handled.
-    left: Vec<LaneId>,
-    /// Room for a packet for a lane, or a datagram that another process hands on.
+    /// Links whose next record was deferred after its piggybacked ACK was handled.
+    deferred_links: Vec<LaneId>,
+    /// Scratch buffer: a packet for a shm ring, or a forwarded datagram.
     packet: Box<[u8]>,
 }
 
-/// What [`Core::fill`] came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Filled {
     /// The batch is full; the engine may have more.
     pub(crate) full: bool,
-    /// A packet was put into the batch that is to keep its order towards others, though it may be an acknowledgement.
+    /// The batch has a packet that must not be reordered, though it may be an ACK.
     pub(crate) in_order: bool,
 }
 
-/// Whom a packet is for.
-enum Whose {
-    /// The process.
+enum Demux {
     Member(MemberId),
-    /// A service that nobody offers yet, and how many had been added when it was looked for.
-    Early((ServiceId, u64)),
-    /// Nobody: it is of no use to whoever gets it.
-    Nobody,
+    /// A service without a listener, and the count of services when it was searched for.
+    NoListener((ServiceId, u64)),
+    /// To no member: any process may handle and drop it.
+    Unknown,
 }
 
-/// Whom a packet is for. Queue pair 1 is everybody's: the management datagram says whose it is.
-fn whose(host: &Host, packet: &[u8]) -> Whose {
+/// Demultiplexes a packet to a member by its destination queue pair. Queue pair 1 is shared: there
+/// the management datagram names the member.
+fn demux(host: &Host, packet: &[u8]) -> Demux {
     let Some(qpn) = Bth::dest_qp_of(packet) else {
-        return Whose::Nobody;
+        return Demux::Unknown;
     };
     let owner = if qpn.get() > 1 {
         host.owner_of(qpn)
     } else {
         match mad_of(packet).and_then(cm::route) {
             Some(Route::Service(service)) => {
-                // Before it is looked for: what is added meanwhile changes the count.
+                // Read before the search: a service that is added meanwhile changes the count.
                 let added = host.services_added();
                 let Some(listener) = host.find_service(service.0) else {
-                    return Whose::Early((service, added));
+                    return Demux::NoListener((service, added));
                 };
                 Some(listener)
             }
@@ -104,10 +102,11 @@ fn whose(host: &Host, packet: &[u8]) -> Whose {
             None => None,
         }
     };
-    owner.map_or(Whose::Nobody, Whose::Member)
+    owner.map_or(Demux::Unknown, Demux::Member)
 }
 
-/// Gives the engine a datagram; what it writes to memory of GPUs is there after [`Core::store_writes`].
+/// Gives the engine a datagram; its writes to GPU memory are staged until
+/// [`Core::finish_staged_writes`].
 fn handle_datagram(
     endpoint: &mut Endpoint,
     memory: &mut Table,
@@ -115,10 +114,10 @@ fn handle_datagram(
     now: Instant,
     datagram: &Datagram<'_>,
 ) {
-    memory.put_by();
-    let before = memory.count_put();
+    memory.begin_write_behind();
+    let before = memory.staged_write_count();
     endpoint.handle_datagram(now, datagram, memory);
-    if memory.count_put() != before
+    if memory.staged_write_count() != before
         && let Some(qpn) = Bth::dest_qp_of(datagram.payload)
         && !writers.contains(&qpn)
     {
@@ -133,7 +132,7 @@ impl Core {
             endpoint,
             memory: Table::new(),
             connections,
-            early: Waiting::new(),
+            pending_requests: PendingRequests::new(),
             cqs: Vec::new(),
             moderated: Vec::new(),
             qps: HashMap::new(),
@@ -142,118 +141,31 @@ impl Core {
             pds: 0,
             device_memory: 0,
             next_pd: 0,
-            lanes: Outgoing::new(Arc::clone(&host), address.ip()),
+            rings: OutgoingRings::new(Arc::clone(&host), address.ip()),
             copies: Copies::default(),
-            gate: Gate::default(),
+            deferred: DeferQueue::default(),
             writers: Vec::new(),
-            left: Vec::new(),
+            deferred_links: Vec::new(),
             packet: vec![0; MAX_PACKET].into_boxed_slice(),
             host,
             address,
         }
     }
 
-    // Objects
-
-    pub(crate) fn add_pd(&mut self) -> Option<PdId> {
-        if self.pds == capacity::PDS {
-            return None;
-        }
-        // Numbers are not used again: what once named another domain must not fit by chance. 2^32 of them last.
-        self.next_pd = self.next_pd.checked_add(1)?;
-        self.pds += 1;
-        Some(PdId(self.next_pd))
-    }
-
-    pub(crate) fn remove_pd(&mut self) {
-        self.pds -= 1;
-    }
-
-    /// Whether that much device memory was left; it is taken then.
-    pub(crate) fn take_device_memory(&mut self, len: usize) -> bool {
-        let left = capacity::DEVICE_MEMORY - self.device_memory;
-        if len > left {
-            return false;
-        }
-        self.device_memory += len;
-        true
-    }
-
-    pub(crate) fn return_device_memory(&mut self, len: usize) {
-        self.device_memory -= len;
-    }
-
-    pub(crate) fn add_cq(&mut self, ring: Arc<CqRing>) -> Option<CqId> {
-        if let Some(index) = self.cqs.iter().position(Option::is_none) {
-            self.cqs[index] = Some(ring);
-            return Some(CqId(index as u32));
-        }
-        if self.cqs.len() == capacity::CQS {
-            return None;
-        }
-        self.cqs.push(Some(ring));
-        Some(CqId(self.cqs.len() as u32 - 1))
-    }
-
-    pub(crate) fn remove_cq(&mut self, id: CqId) {
-        if let Some(ring) = self.cqs.get_mut(id.0 as usize).and_then(Option::take) {
-            self.moderated.retain(|(_, waiting)| !Arc::ptr_eq(waiting, &ring));
-        }
-    }
-
-    pub(crate) fn add_qp(&mut self, init: QpInit, owner: Owner) -> Option<Qpn> {
-        if self.qps.len() == capacity::QPS {
-            return None;
-        }
-        if self.endpoint.wants_numbers() {
-            match self.host.claim(0) {
-                Some(block) => self.endpoint.give_numbers(block),
-                None if self.endpoint.has_numbers() => {}
-                None => return None,
-            }
-        }
-        let qpn = self.endpoint.create_qp(init);
-        self.qps.insert(qpn, owner);
-        Some(qpn)
-    }
-
-    pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
-        self.endpoint.destroy_qp(qpn);
-        self.memory.release_windows_of(qpn);
-        self.qps.remove(&qpn);
-        self.gate.forget(qpn);
-    }
-
-    /// A queue pair has forgotten what it was given.
-    pub(crate) fn forget_held(&mut self, qpn: Qpn) {
-        self.gate.forget(qpn);
-    }
-
-    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
-        if self.srqs.len() == capacity::SRQS {
-            return None;
-        }
-        let id = self.endpoint.create_srq(init);
-        self.srqs.insert(id, owner);
-        Some(id)
-    }
-
-    pub(crate) fn remove_srq(&mut self, id: SrqId) {
-        // Only once no queue pair is on it: each holds a handle.
-        if self.endpoint.destroy_srq(id).is_ok() {
-            self.srqs.remove(&id);
-        }
-    }
-
-    // Wire
-
-    /// Gives the engine a datagram of the link, or another process on this address one that is for it.
+    /// Demultiplexes a datagram of the UDP link: to the engine, or to another process on this
+    /// address.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &link::Datagram<'_>) {
-        match whose(&self.host, datagram.bytes) {
-            Whose::Member(owner) if owner != self.host.me() => {
-                return self.lanes.forward(owner, &Forwarded::of(datagram), datagram.bytes);
+        match demux(&self.host, datagram.bytes) {
+            Demux::Member(owner) if owner != self.host.me() => {
+                return self.rings.forward(owner, &Forwarded::of(datagram), datagram.bytes);
             }
-            Whose::Early(wanted) if self.early.keep(now, wanted, Forwarded::of(datagram), datagram.bytes) => return,
+            Demux::NoListener(wanted)
+                if self
+                    .pending_requests
+                    .keep(now, wanted, Forwarded::of(datagram), datagram.bytes) =>
+            {
+                return;
+            }
             _ => {}
         }
         let datagram = Datagram {
@@ -270,8 +182,8 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// Gives the engine a datagram that another process received for it.
-    fn receive_handed_on(&mut self, now: Instant, record: &Received<'_>) {
+    /// Gives the engine a datagram that the UDP port holder forwarded.
+    fn receive_forwarded(&mut self, now: Instant, record: &Received<'_>) {
         let Some(forwarded) = Forwarded::decode(record.header) else {
             return;
         };
@@ -282,8 +194,8 @@ impl Core {
             return;
         }
         // The listener may have ended meanwhile.
-        if let Whose::Early(wanted) = whose(&self.host, bytes)
-            && self.early.keep(now, wanted, forwarded, bytes)
+        if let Demux::NoListener(wanted) = demux(&self.host, bytes)
+            && self.pending_requests.keep(now, wanted, forwarded, bytes)
         {
             return;
         }
@@ -292,14 +204,15 @@ impl Core {
         handle_datagram(endpoint, memory, writers, now, &datagram);
     }
 
-    /// Looks whether somebody listens by now for what requests wait for, and has those refused that have waited long enough.
-    fn look_for_services(&mut self, now: Instant) {
+    /// Retries pending connection requests whose service may have a listener now, and rejects
+    /// expired ones.
+    fn retry_pending_requests(&mut self, now: Instant) {
         let added = self.host.services_added();
-        for request in self.early.take(now, added) {
+        for request in self.pending_requests.take(now, added) {
             match self.host.find_service(request.service.0) {
-                Some(owner) if owner != self.host.me() => self.lanes.forward(owner, &request.from, &request.packet),
-                None if request.until > now => self.early.put_back(request),
-                // By us: accepted or refused.
+                Some(owner) if owner != self.host.me() => self.rings.forward(owner, &request.from, &request.packet),
+                None if request.until > now => self.pending_requests.requeue(request),
+                // Accepted or rejected by this process.
                 _ => {
                     let datagram = request.from.datagram(self.address.ip(), &request.packet);
                     self.endpoint.handle_datagram(now, &datagram, &mut self.memory);
@@ -308,31 +221,32 @@ impl Core {
         }
     }
 
-    /// Gives the engine what has come on a lane. What became of it.
     pub(crate) fn receive_record(
         &mut self,
         mut now: impl FnMut() -> Instant,
-        lane: LaneId,
+        link: LaneId,
         record: &Received<'_>,
-    ) -> Verdict {
+    ) -> RecordOutcome {
         match record.kind {
-            Kind::Packet => {
-                let headers = Joined::split(record.header);
-                let again = !self.left.is_empty() && self.left.contains(&lane);
-                if let Some(acknowledgement) = headers.acknowledgement.filter(|_| !again) {
-                    self.receive_packet(&mut now, lane, &acknowledgement, 0, record);
+            RecordKind::Packet => {
+                let headers = RecordHeaders::split(record.header);
+                let retried = !self.deferred_links.is_empty() && self.deferred_links.contains(&link);
+                if let Some(acknowledgement) = headers.piggybacked_ack.filter(|_| !retried) {
+                    self.receive_packet(&mut now, link, &acknowledgement, 0, record);
                 }
-                let verdict = self.receive_packet(now, lane, headers.packet, record.body.len(), record);
-                match (again, verdict) {
-                    (true, Verdict::Done | Verdict::Kept { .. }) => self.left.retain(|left| *left != lane),
-                    (false, Verdict::Left) => self.left.push(lane),
+                let outcome = self.receive_packet(now, link, headers.packet, record.body.len(), record);
+                match (retried, outcome) {
+                    (true, RecordOutcome::Consumed | RecordOutcome::Retained { .. }) => {
+                        self.deferred_links.retain(|deferred_link| *deferred_link != link)
+                    }
+                    (false, RecordOutcome::Deferred) => self.deferred_links.push(link),
                     _ => {}
                 }
-                verdict
+                outcome
             }
-            Kind::Datagram => {
-                self.receive_handed_on(now(), record);
-                Verdict::Done
+            RecordKind::Datagram => {
+                self.receive_forwarded(now(), record);
+                RecordOutcome::Consumed
             }
         }
     }
@@ -340,121 +254,129 @@ impl Core {
     fn receive_packet(
         &mut self,
         now: impl FnOnce() -> Instant,
-        lane: LaneId,
+        link: LaneId,
         headers: &[u8],
         len: usize,
         record: &Received<'_>,
-    ) -> Verdict {
+    ) -> RecordOutcome {
         let packet = LanePacket {
-            lane,
+            lane: link,
             address: self.address.ip(),
             headers,
             len,
         };
         let opcode = headers.first().copied().unwrap_or_default();
-        let behind =
-            !self.copies.is_idle() && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.of(qpn).is_some());
-        if behind && is_immediate(opcode) {
-            return Verdict::Left;
+        let copies_pending = !self.copies.is_idle()
+            && Bth::dest_qp_of(headers).is_some_and(|qpn| self.copies.pending_ticket(qpn).is_some());
+        if copies_pending && is_immediate(opcode) {
+            return RecordOutcome::Deferred;
         }
-        let mut reach = Reach {
+        let mut memory = ShmMemory {
             table: &mut self.memory,
-            at: Payload {
+            payload: ShmPayload {
                 body: record.body,
                 copies: &mut self.copies,
-                lane,
+                link,
                 headers,
-                behind,
-                asked: false,
-                kept: false,
-                later: false,
+                copies_pending,
+                requested: false,
+                from_sender: false,
+                deferred: false,
             },
         };
-        if !self.endpoint.handle_short(&packet, &mut reach) && !reach.at.later {
-            self.endpoint.handle_lane(now, &packet, &mut reach);
-            if reach.at.later {
+        if !self.endpoint.handle_short(&packet, &mut memory) && !memory.payload.deferred {
+            self.endpoint.handle_lane(now, &packet, &mut memory);
+            if memory.payload.deferred {
                 self.endpoint.put_off();
             }
         }
-        let Payload { asked, kept, later, .. } = reach.at;
-        if later {
-            if asked {
+        let ShmPayload {
+            requested,
+            from_sender,
+            deferred,
+            ..
+        } = memory.payload;
+        if deferred {
+            if requested {
                 self.copies.undo();
             }
-            return Verdict::Left;
+            return RecordOutcome::Deferred;
         }
         if self.copies.is_idle() {
-            return Verdict::Done;
+            return RecordOutcome::Consumed;
         }
         let Some(qpn) = Bth::dest_qp_of(headers) else {
-            return Verdict::Done;
+            return RecordOutcome::Consumed;
         };
-        if self.copies.is_unsettled(qpn) {
-            self.memory.unsettle(qpn);
+        if self.copies.has_pending_response(qpn) {
+            self.memory.mark_reads_pending(qpn);
         }
-        if !kept {
-            return Verdict::Done;
+        if !from_sender {
+            return RecordOutcome::Consumed;
         }
-        Verdict::Kept {
+        RecordOutcome::Retained {
             ticket: self.copies.ticket(),
             qpn,
-            goes_on: Opcode::from_code(opcode).is_some_and(|opcode| !opcode.position().ends()),
+            more_follows: Opcode::from_code(opcode).is_some_and(|opcode| !opcode.position().ends()),
         }
     }
 
-    /// Queues a send request and puts its packet on its lane, if nothing else is to be done for it ([`Endpoint::post_short`]).
-    pub(crate) fn send_short(
+    /// Fast path: posts a send request and puts its packet on the shm ring, if it needs nothing
+    /// else ([`Endpoint::post_short`]).
+    pub(crate) fn send_fast(
         &mut self,
         now: impl FnOnce(Duration) -> Instant,
         qpn: Qpn,
         request: &SendRequest<'_>,
     ) -> bool {
-        // What is to be told before the peer hears more.
-        if self.endpoint.has_news() || self.memory.has_retracted() {
+        // Completions and revocations come before new packets.
+        if self.endpoint.has_news() || self.memory.has_revoked() {
             return false;
         }
         let (memory, packet) = (&mut self.memory, &mut self.packet);
-        let Some(short) = self.endpoint.post_short(now, qpn, request, memory, packet) else {
+        let Some(fast) = self.endpoint.post_short(now, qpn, request, memory, packet) else {
             return false;
         };
-        let packet = &self.packet[..short.len];
-        self.lanes.send_short(qpn, &short, packet, &mut self.endpoint);
+        let packet = &self.packet[..fast.len];
+        self.rings.send_fast(qpn, &fast, packet, &mut self.endpoint);
         true
     }
 
-    /// Whether nothing is to be sent.
-    pub(crate) fn sends_nothing(&self) -> bool {
+    pub(crate) fn has_nothing_to_send(&self) -> bool {
         !self.endpoint.has_more()
     }
 
-    /// Whether nothing is to be sent, delivered or told, after packets that came by a lane.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.sends_nothing() && !self.endpoint.has_news() && !self.memory.has_retracted() && !self.lanes.is_touched()
+    /// Whether nothing is to be sent, completed or revoked after packets of a shm ring.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.has_nothing_to_send()
+            && !self.endpoint.has_news()
+            && !self.memory.has_revoked()
+            && !self.rings.is_touched()
     }
 
-    /// Moves what the engine wants to send by lanes onto them. Whether it may have more, for the wire.
-    pub(crate) fn fill_lanes(&mut self, now: Instant) -> bool {
+    /// Moves the engine's packets for shm links onto the rings. Whether it may have more, for UDP.
+    pub(crate) fn fill_shm(&mut self, now: Instant) -> bool {
         self.connections.exchange(now, &mut self.endpoint);
         while let Some(transmit) = self.endpoint.poll_lanes(now, &mut self.memory, &mut self.packet) {
-            // None is for the wire.
-            if let Some(lane) = transmit.lane {
+            // `None` is for UDP.
+            if let Some(link) = transmit.lane {
                 let packet = &self.packet[..transmit.len];
-                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
-                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
+                    defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
                     continue;
                 }
-                self.lanes
-                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+                self.rings
+                    .send(link, &transmit, packet, &mut self.memory, &mut self.endpoint);
             }
         }
         self.endpoint.has_more()
     }
 
-    /// Moves what the engine wants to send into `batch`, as far as there is room, or onto the lanes.
+    /// Moves the engine's packets into `batch`, up to its capacity, or onto the shm rings.
     pub(crate) fn fill(&mut self, now: Instant, batch: &mut TxBatch) -> Filled {
-        self.memory.read_ahead(true);
+        self.memory.set_read_ahead(true);
         let filled = self.fill_batch(now, batch);
-        self.memory.read_ahead(false);
+        self.memory.set_read_ahead(false);
         filled
     }
 
@@ -472,18 +394,18 @@ impl Core {
             let Some(transmit) = self.endpoint.poll_transmit(now, &mut self.memory, &mut slot) else {
                 return filled;
             };
-            if let Some(lane) = transmit.lane {
+            if let Some(link) = transmit.lane {
                 let packet = &slot[..transmit.len];
-                if let Some(ticket) = gate_of(&self.copies, &self.gate, &transmit, packet) {
-                    hold(&mut self.gate, &mut self.memory, ticket, transmit, packet);
+                if let Some(ticket) = defer_ticket(&self.copies, &self.deferred, &transmit, packet) {
+                    defer_packet(&mut self.deferred, &mut self.memory, ticket, transmit, packet);
                     continue;
                 }
-                self.lanes
-                    .send(lane, &transmit, packet, &mut self.memory, &mut self.endpoint);
+                self.rings
+                    .send(link, &transmit, packet, &mut self.memory, &mut self.endpoint);
                 continue;
             }
             let port = match transmit.dst == self.address.ip() {
-                true => self.port_of(&slot),
+                true => self.udp_port_of(&slot),
                 false => self.address.port(),
             };
             slot.send(transmit.len, *before.insert(SocketAddr::new(transmit.dst, port)));
@@ -493,96 +415,97 @@ impl Core {
         filled
     }
 
-    /// The UDP port for a packet to this address: that of the process which it is for, or may once have been.
-    fn port_of(&self, packet: &[u8]) -> u16 {
-        let port = match whose(&self.host, packet) {
-            Whose::Member(owner) => self.host.udp_port(owner),
+    /// The UDP port for a packet to this address: that of the process that owns the queue pair.
+    fn udp_port_of(&self, packet: &[u8]) -> u16 {
+        let port = match demux(&self.host, packet) {
+            Demux::Member(owner) => self.host.udp_port(owner),
             _ => None,
         };
         port.unwrap_or(self.address.port())
     }
 
-    /// Whom to wake for what was sent on lanes.
-    pub(crate) fn ring(&mut self) -> Wake {
-        self.lanes.ring(&mut self.endpoint)
+    /// Flushes the rings' delayed ACKs, and returns the threads to wake for what was sent.
+    pub(crate) fn take_wakeups(&mut self) -> Wakeups {
+        self.rings.finish_batch(&mut self.endpoint)
     }
 
-    /// Looks whether full lanes have room again.
-    pub(crate) fn unblock_lanes(&mut self) {
-        self.lanes.unblock(&mut self.endpoint);
+    pub(crate) fn unblock_rings(&mut self) {
+        self.rings.unblock(&mut self.endpoint);
     }
 
-    /// A member is gone: what is sent to it vanishes from now on, and connections to it are over, unless its slot is another's by now.
-    pub(crate) fn forget_member(&mut self, now: Instant, member: MemberId) {
-        self.lanes.close(member, &mut self.endpoint);
-        self.copies.remove_imports(lane_of(member));
+    /// A member is gone: what is sent to it is dropped from now on, and connections to it end,
+    /// unless its slot has a new member.
+    pub(crate) fn remove_member(&mut self, now: Instant, member: MemberId) {
+        self.rings.close(member, &mut self.endpoint);
+        self.copies.remove_imports(link_to(member));
         if self.host.member(member.slot()).is_none_or(|now| now == member) {
-            self.connections.forget_member(now, member.slot());
+            self.connections.remove_member(now, member.slot());
         }
     }
 
-    /// Which way packets for a queue pair go.
+    /// The shm link to a queue pair, or `None` for UDP.
     ///
     /// # Errors
-    /// When there is no way.
-    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, NoLane> {
-        self.lanes.route(path, peer)
+    /// When there is no permitted path.
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, PathError> {
+        self.rings.route(path, peer)
     }
 
-    /// Nobody takes what a region's memory holds from now on for a message. `shares` is what it was in, if it is there no more.
-    pub(crate) fn take_back_region(&mut self, key: u32, shares: Shares) {
-        self.take_back();
+    /// Revokes the references to a region's memory in records: what it holds from now on is part of
+    /// no message. `backing` is the memory's, if the region loses it.
+    pub(crate) fn revoke_region_memory(&mut self, key: u32, shares: SharedBacking) {
+        self.revoke_withdrawn();
         self.revoke_region(key);
         shares
             .segment
             .into_iter()
-            .for_each(|segment| self.lanes.release(segment));
+            .for_each(|segment| self.rings.release(segment));
         let allocation = shares.allocation.into_iter();
-        allocation.for_each(|allocation| self.lanes.release_allocation(allocation));
+        allocation.for_each(|allocation| self.rings.release_allocation(allocation));
     }
 
     fn revoke_region(&mut self, key: u32) {
-        self.gate.withdraw_region(key);
-        self.lanes.revoke_region(key);
+        self.deferred.revoke_region(key);
+        self.rings.revoke_region(key);
     }
 
-    /// Nor of what queue pairs and windows that have ended referred to.
-    fn take_back(&mut self) {
+    /// Revokes what ended queue pairs and windows referred to.
+    fn revoke_withdrawn(&mut self) {
         while let Some(qpn) = self.endpoint.poll_withdrawn() {
-            self.gate.withdraw(qpn);
-            self.lanes.revoke_qp(qpn);
+            self.deferred.revoke_qp(qpn);
+            self.rings.revoke_qp(qpn);
         }
-        while let Some(key) = self.memory.retracted() {
+        while let Some(key) = self.memory.poll_revoked() {
             self.revoke_region(key);
         }
     }
 
-    /// Does what is due, in the engine and in communication management.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
         self.connections.handle_timeout(now);
-        if self.early.due().is_some_and(|due| due <= now) {
-            self.look_for_services(now);
+        if self.pending_requests.due().is_some_and(|due| due <= now) {
+            self.retry_pending_requests(now);
         }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(crate) fn due(&self) -> Option<Instant> {
-        // Not by an iterator over all: that goes through memory, and this is asked for each packet.
-        let sooner = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
+        // No iterator: that goes through memory, and this runs for each packet.
+        let earlier = |one: Option<Instant>, other: Option<Instant>| match (one, other) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
-        sooner(
-            sooner(self.endpoint.poll_timeout(), self.connections.due()),
-            self.early.due(),
+        earlier(
+            earlier(self.endpoint.poll_timeout(), self.connections.due()),
+            self.pending_requests.due(),
         )
     }
 
-    /// Hands the engine's completions to their queues, and its events to the owners of the objects. `now` tells the time where it is needed.
+    /// Delivers the engine's completions to their queues, and its events to the owners of the
+    /// objects. `now` is called where the time is needed.
     pub(crate) fn deliver(&mut self, now: impl Fn() -> Instant) {
-        if self.endpoint.has_news() || self.memory.has_retracted() {
-            self.deliver_news(&now);
+        if self.endpoint.has_news() || self.memory.has_revoked() {
+            self.deliver_events(&now);
         }
         self.connections.deliver(now);
     }
@@ -595,22 +518,22 @@ impl Core {
         }
     }
 
-    /// Completes a request, when the copies before it are done.
-    fn pass_on(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
-        match self.gate_of(completion.qpn) {
+    /// Delivers a completion, after the copies before it.
+    fn complete_in_order(&mut self, cq: CqId, completion: Completion, now: &impl Fn() -> Instant) {
+        match self.defer_ticket(completion.qpn) {
             Some(ticket) => {
                 let qpn = completion.qpn;
-                self.gate.hold(qpn, ticket, Held::Completion(cq, completion));
+                self.deferred.push(qpn, ticket, Deferred::Completion(cq, completion));
             }
             None => self.complete(cq, completion, now),
         }
     }
 
-    fn deliver_news(&mut self, now: impl Fn() -> Instant) {
-        // What completes here is the application's again.
-        self.take_back();
+    fn deliver_events(&mut self, now: impl Fn() -> Instant) {
+        // A completed buffer belongs to the application again.
+        self.revoke_withdrawn();
         while let Some((cq, completion)) = self.endpoint.poll_completion() {
-            self.pass_on(cq, completion, &now);
+            self.complete_in_order(cq, completion, &now);
         }
         while let Some(event) = self.endpoint.poll_event() {
             let (qpn, event) = match event {
@@ -633,30 +556,29 @@ impl Core {
         }
     }
 
-    /// Tells the channels of what has waited long enough.
-    pub(crate) fn tell_moderated(&mut self, now: Instant) {
+    pub(crate) fn notify_moderated(&mut self, now: Instant) {
         self.moderated.retain_mut(|(due, ring)| {
             if *due > now {
                 return true;
             }
-            let again = ring.tell_if_due(now);
+            let again = ring.notify_if_due(now);
             *due = again.unwrap_or(*due);
             again.is_some()
         });
     }
 
-    /// When [`tell_moderated`](Self::tell_moderated) is due.
     pub(crate) fn moderation_due(&self) -> Option<Instant> {
         self.moderated.iter().map(|(due, _)| *due).min()
     }
 
-    /// Tells who listens, and every owner of a queue pair, that the device is lost; each queue of events once.
-    pub(crate) fn tell_fatal(&self) {
-        let mut told = Vec::new();
+    /// Reports the loss of the device to listeners and to owners of queue pairs; once to each event
+    /// queue.
+    pub(crate) fn report_fatal(&self) {
+        let mut notified = Vec::new();
         let owners = self.qps.values().map(|owner| &owner.queue);
         for queue in self.listeners.iter().chain(owners) {
-            if !told.contains(&Arc::as_ptr(queue)) {
-                told.push(Arc::as_ptr(queue));
+            if !notified.contains(&Arc::as_ptr(queue)) {
+                notified.push(Arc::as_ptr(queue));
                 queue.push(Event::DeviceFatal);
             }
         }

@@ -1,7 +1,10 @@
-//! What the device's threads share memory by: atomics, and parking_lot's locks. With `--cfg doorbell_loom` they are loom's under the same names, and the models
-//! (`softroce/device/src/**/model.rs`) run the code that uses them through every order of its steps; that is in no normal build.
+//! The synchronization primitives between the device's threads: atomics, and parking_lot's locks.
+//! With `--cfg doorbell_loom` they are loom's under the same names, and the models
+//! (`softroce/device/src/**/model.rs`) run the code through every interleaving; never in normal
+//! builds.
 //!
-//! What needs no model (a statistic, a flag that says something once) uses the standard library as it is: see docs/ARCHITECTURE.md.
+//! Statistics and once-only flags need no model, and use the standard library: see
+//! docs/ARCHITECTURE.md.
 
 #[cfg(not(doorbell_loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
@@ -15,14 +18,13 @@ pub(crate) use loom::sync::atomic::{Ordering, fence};
 
 #[cfg(doorbell_loom)]
 mod checked {
-    //! Loom's, with what it lacks.
+    //! Loom's primitives, completed.
 
     use std::cell::Cell;
 
     pub(crate) use loom::sync::MutexGuard;
     use loom::sync::atomic::{Ordering, fence};
 
-    /// Loom's lock, with parking_lot's way of giving its guard.
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
@@ -45,8 +47,10 @@ mod checked {
         }
     }
 
-    // Loom has one order of all SeqCst fences, but takes a SeqCst access for one that acquires and releases. With a fence between a SeqCst store and a later SeqCst load of the same thread
-    // they are again what they are in the language: two threads that each store and then load what the other stores do not both miss it.
+    // Loom has one order of all SeqCst fences, but treats a SeqCst access as acquire and release
+    // only. With a fence between a SeqCst store and a later SeqCst load of the same thread they are
+    // what the language says: two threads that each store and then load what the other stores do
+    // not both miss it.
 
     loom::thread_local! {
         /// Whether the thread has made a SeqCst store.
@@ -149,26 +153,26 @@ mod checked {
     }
 }
 
-/// For models: what wakes a thread that sleeps, as an eventfd does.
+/// For models: wakes a sleeping thread, as an eventfd does.
 #[cfg(all(test, doorbell_loom))]
 #[derive(Default)]
-pub(crate) struct Bell {
-    rung: loom::sync::Mutex<bool>,
-    ringing: loom::sync::Condvar,
+pub(crate) struct ModelEvent {
+    is_set: loom::sync::Mutex<bool>,
+    condvar: loom::sync::Condvar,
 }
 
 #[cfg(all(test, doorbell_loom))]
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *self.rung.lock().unwrap() = true;
-        self.ringing.notify_all();
+impl ModelEvent {
+    pub(crate) fn set(&self) {
+        *self.is_set.lock().unwrap() = true;
+        self.condvar.notify_all();
     }
 
-    /// Sleeps until it has been rung. Loom reports a thread that does so for ever.
+    /// Sleeps until it is set. Loom reports a thread that does so for ever.
     pub(crate) fn wait(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        while !std::mem::take(&mut *rung) {
-            rung = self.ringing.wait(rung).unwrap();
+        let mut is_set = self.is_set.lock().unwrap();
+        while !std::mem::take(&mut *is_set) {
+            is_set = self.condvar.wait(is_set).unwrap();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Two devices of this process connect over real sockets, by queue pair 1.
+//! Two devices of this process connect over real sockets, through queue pair 1.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,8 +36,7 @@ impl End {
         }
     }
 
-    /// Another, whose events come here too.
-    fn beside(&self, address: &str) -> Self {
+    fn with_same_queue(&self, address: &str) -> Self {
         Self {
             events: Arc::clone(&self.events),
             ..Self::new(address)
@@ -57,7 +56,7 @@ impl End {
 
     fn request(&self, to: &Self, qpn: u32) -> Request {
         Request {
-            // So that what is over is soon forgotten.
+            // Shortens the time-wait state.
             ack_timeout: 10,
             private_data: b"hello".to_vec(),
             ..Request::new(to.address, SERVICE, Qpn::new(qpn), Psn::new(77), Mtu::Mtu1024)
@@ -77,7 +76,7 @@ fn accept(qpn: u32) -> Accept {
     }
 }
 
-/// Connects, and gives both names of the connection; whether the passive side was told is not awaited.
+/// Connects, and returns both ids of the connection, without waiting for the passive side's event.
 fn connect(active: &End, passive: &End) -> [ConnectionId; 2] {
     let ours = active
         .cm
@@ -93,7 +92,7 @@ fn connect(active: &End, passive: &End) -> [ConnectionId; 2] {
 }
 
 /// Connects, and disconnects from the side that accepted; `active` may be `passive` itself.
-fn conversation(active: &End, passive: &End) {
+fn connect_and_disconnect(active: &End, passive: &End) {
     let listener = passive.cm.listen(SERVICE, 4, passive.owner(1)).unwrap();
     assert_eq!(passive.cm.listen(SERVICE, 4, passive.owner(1)), Err(CmError::InUse));
     let ours = active
@@ -129,7 +128,7 @@ fn conversation(active: &End, passive: &End) {
     assert!(matches!(passive.next(), (3, CmEvent::Established { id, .. }) if id == theirs));
     passive.cm.disconnect(theirs, b"").unwrap();
     let mut over: Vec<_> = [active, passive, active, passive].map(End::next).into();
-    // Stable: of each end in the order in which they came.
+    // Stable: the events of each end keep their order.
     over.sort_by_key(|(token, _)| *token);
     let ends = [(2, ours), (3, theirs)].map(|(token, id)| {
         [
@@ -156,20 +155,21 @@ fn conversation(active: &End, passive: &End) {
 #[test]
 fn two_devices_and_one() {
     let (one, other) = (End::new("127.77.1.1"), End::new("127.77.1.2"));
-    conversation(&one, &other);
-    conversation(&other, &other);
+    connect_and_disconnect(&one, &other);
+    connect_and_disconnect(&other, &other);
 }
 
-/// Devices on one address are found by what they listen for, and answered where they asked, from other addresses too: whoever has the port hands on what is not his.
+/// Devices on one address are found by their services, and get their replies, from other addresses
+/// too: the UDP port holder forwards.
 #[test]
-fn one_address_of_several() {
+fn several_devices_on_one_address() {
     let ends = [1, 2, 3].map(|_| End::new("127.77.3.1"));
     let elsewhere = End::new("127.77.3.2");
     for passive in &ends {
         for active in ends.iter().chain([&elsewhere]) {
-            conversation(active, passive);
+            connect_and_disconnect(active, passive);
         }
-        conversation(passive, &elsewhere);
+        connect_and_disconnect(passive, &elsewhere);
     }
     let [one, other, _] = &ends;
     let listener = one.cm.listen(SERVICE, 4, one.owner(1)).unwrap();
@@ -179,21 +179,22 @@ fn one_address_of_several() {
     other.cm.listen(SERVICE, 4, other.owner(1)).unwrap();
 }
 
-/// Whoever leaves the address without a word: what was connected to him on this host is over.
+/// A peer that leaves the address: its connections on this host end.
 #[test]
-fn a_peer_leaves() {
+fn a_peer_that_leaves_is_disconnected() {
     let [holder, other] = [1, 2].map(|_| End::new("127.77.4.1"));
     holder.cm.listen(SERVICE, 4, holder.owner(1)).unwrap();
     let [ours, _] = connect(&other, &holder);
     drop(holder);
     assert_eq!(other.next(), (2, CmEvent::Disconnected { id: ours }));
     assert_eq!(other.next(), (2, CmEvent::TimewaitExit { id: ours }));
-    // The address is the other's now, the port and the service too.
-    conversation(&other, &other);
+    // The port and the service are taken over.
+    connect_and_disconnect(&other, &other);
 }
 
-/// Has `passive` listen when `active` has asked already, and has done something else besides; they share a queue of events. False when this took longer than such a request waits,
-/// as it may on a busy machine: then it was refused, or not.
+/// `passive` listens after `active` has requested a connection and `meanwhile` has run; they share
+/// an event queue. False when this took longer than such a request is kept, as it may on a busy
+/// machine: then it may have been rejected.
 fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
     let since = Instant::now();
     let request = active.request(passive, 0x11);
@@ -220,11 +221,12 @@ fn listens_late(active: &End, passive: &End, meanwhile: impl FnOnce()) -> bool {
     in_time
 }
 
-/// Who listens a moment after he was asked is found all the same, wherever on the address he is, and though he has listened before and stopped.
+/// A listener that is late is found all the same, in any process of the address, and though it has
+/// listened before and stopped.
 #[test]
-fn a_listener_comes_late() {
+fn a_late_listener_gets_the_request() {
     let elsewhere = End::new("127.77.5.2");
-    let ends = [1, 2, 3].map(|_| elsewhere.beside("127.77.5.1"));
+    let ends = [1, 2, 3].map(|_| elsewhere.with_same_queue("127.77.5.1"));
     for passive in &ends {
         let before = passive.cm.listen(SERVICE, 4, passive.owner(1)).unwrap();
         passive.cm.unlisten(before).unwrap();
@@ -234,23 +236,23 @@ fn a_listener_comes_late() {
     }
 }
 
-/// Sets the flag when it is dropped, by a panic too.
-struct Until<'a>(&'a AtomicBool);
+/// Sets the flag when it is dropped, also by a panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Until<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Others come and go on the address while one asks and one listens, a little later.
+/// Other members join and leave while one end connects and the other listens a little later.
 #[test]
-fn nobody_is_refused_for_those_who_come_and_go() {
+fn requests_survive_members_joining_and_leaving() {
     const ADDRESS: &str = "127.77.6.1";
-    const TURNS: u32 = 40;
+    const ROUNDS: u32 = 40;
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let _until = Until(&over);
+        let _set_on_drop = SetOnDrop(&over);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -258,19 +260,19 @@ fn nobody_is_refused_for_those_who_come_and_go() {
                 }
             });
         }
-        for turn in 0..TURNS {
+        for round in 0..ROUNDS {
             let passive = End::new(ADDRESS);
-            let active = passive.beside(ADDRESS);
+            let active = passive.with_same_queue(ADDRESS);
             // Up to 3 ms, differently each time.
-            let late = Duration::from_micros(u64::from(turn.wrapping_mul(2_654_435_761) % 3000));
+            let late = Duration::from_micros(u64::from(round.wrapping_mul(2_654_435_761) % 3000));
             while !listens_late(&active, &passive, || thread::sleep(late)) {}
         }
     });
 }
 
-/// A request in vain is refused, though it waits at first.
+/// A request without a listener is rejected, after it was kept for a while.
 #[test]
-fn nobody_listens() {
+fn a_request_without_a_listener_is_rejected() {
     let one = End::new("127.77.7.1");
     let id = one.cm.connect(&one.request(&one, 0x11), one.owner(5)).unwrap();
     let (
@@ -285,9 +287,9 @@ fn nobody_listens() {
     assert_eq!((refused, reason), (id, RejectReason::INVALID_SERVICE_ID));
 }
 
-/// The progress thread keeps the deadlines: nobody calls the device while it asks in vain.
+/// The progress thread handles the deadlines: the device is not called during the retransmissions.
 #[test]
-fn nobody_answers() {
+fn an_unanswered_request_times_out() {
     let one = End::new("127.77.2.1");
     let request = Request {
         peer: "127.77.2.9".parse().unwrap(),

@@ -1,31 +1,33 @@
-//! Verbs that the device does not have, each failing as its man page says that it may.
+//! Verbs that the device does not support, each failing as its man page allows.
 //!
-//! None of them looks at its arguments: so one function answers for all that fail alike, whatever their parameters.
+//! They ignore their arguments, so one function serves all that fail alike, whatever their
+//! parameters.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
 fn set_errno(value: c_int) {
-    // SAFETY: it gives the calling thread's own errno, always valid to write.
+    // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Verbs that make an object: ibv_import_device(3), ibv_import_pd(3), ibv_import_mr(3) and ibv_import_dm(3), as what another process made is not in a kernel from
-/// where it could be had; ibv_reg_mr_ex.
+/// Verbs that create an object: ibv_import_device(3), ibv_import_pd(3), ibv_import_mr(3) and
+/// ibv_import_dm(3), as no kernel holds other processes' objects; ibv_reg_mr_ex.
 pub(crate) unsafe extern "C" fn object() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()
 }
 
-/// ibv_unimport_mr(3) and its like: nothing was ever imported.
+/// ibv_unimport_mr(3) and others: nothing was ever imported.
 pub(crate) unsafe extern "C" fn unimport() {}
 
-/// ibv_attach_mcast(3) and ibv_detach_mcast(3): the device has no multicast groups, as its attributes say.
+/// ibv_attach_mcast(3) and ibv_detach_mcast(3): the device has no multicast groups, as its
+/// attributes say.
 pub(crate) unsafe extern "C" fn multicast() -> c_int {
     libc::EOPNOTSUPP
 }
 
-/// ibv_query_ece(3) and ibv_set_ece(3): nothing beyond the standard is there to be agreed on.
+/// ibv_query_ece(3) and ibv_set_ece(3): no extensions beyond the standard.
 pub(crate) unsafe extern "C" fn ece() -> c_int {
     libc::EOPNOTSUPP
 }
@@ -40,7 +42,7 @@ pub(crate) unsafe extern "C" fn query_qp_data_in_order() -> c_int {
     0
 }
 
-/// `ibv_resolve_eth_l2_from_gid`: the Ethernet header is made by the kernel under the device, which asks for no address in it.
+/// `ibv_resolve_eth_l2_from_gid`: the kernel under the device builds the Ethernet header.
 pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid() -> c_int {
     -libc::EOPNOTSUPP
 }

@@ -1,13 +1,16 @@
-//! How a symbol gets its name and version: a label of our own in assembly, which jumps to what answers, and `.symver` on it.
+//! Symbol names and versions: an assembly label that jumps to the implementation, with `.symver` on
+//! it.
 //!
-//! A jump keeps every argument where the caller put it, so that none of these functions has to be declared a second time.
+//! A jump keeps every argument in place, so the functions need not be declared again.
 
-/// A symbol that is an entry of the [`Api`](doorbell_verbs_sys::Api) table: it jumps to where the entry points.
+/// A symbol that is an entry of the [`Api`](doorbell_verbs_sys::Api) table: jumps to the entry's
+/// function.
 macro_rules! table {
     ($label:literal, $symbol:literal, $field:ident) => {
-        // An optional entry that is not there would be a jump to nowhere.
+        // An optional entry that is missing would be a jump to null.
         const _: () = {
-            // SAFETY: an entry is a function pointer, or an optional one, which has the same representation.
+            // SAFETY: an entry is a function pointer, or an optional one, which has the same
+            // representation.
             let entry: Option<unsafe extern "C" fn()> = unsafe { core::mem::transmute_copy(&doorbell_softroce_ibverbs::API.$field) };
             assert!(entry.is_some());
         };
@@ -22,7 +25,6 @@ macro_rules! table {
     };
 }
 
-/// A symbol that is a Rust function.
 macro_rules! function {
     ($label:literal, $symbol:literal, $function:path) => {
         #[cfg(target_arch = "x86_64")]
@@ -32,7 +34,7 @@ macro_rules! function {
     };
 }
 
-/// A symbol that is an object of so many bytes, all zero.
+/// A symbol that is a zero-initialised object of this size.
 macro_rules! object {
     ($label:literal, $symbol:literal, $size:literal) => {
         core::arch::global_asm!(

@@ -1,4 +1,5 @@
-//! ibv_fork_init(3) and what drivers call for it. No page is pinned, so that no page has to be kept from a child.
+//! ibv_fork_init(3) and its driver interface. No page is pinned, so none needs protection from
+//! fork(2).
 
 use core::ffi::{c_int, c_void};
 

@@ -1,9 +1,12 @@
-//! `libibverbs.so.1` and `librdmacm.so.1` over the userspace RoCEv2 device: what `doorbell run` puts in the place of the system's libraries. One file is both.
+//! `libibverbs.so.1` and `librdmacm.so.1` over the userspace RoCEv2 device, which `doorbell run`
+//! substitutes for the system's libraries. One file is both.
 //!
-//! The lists in `exports/` name every symbol with its versions. Most are entries of the [`Api`](doorbell_verbs_sys::Api) table of softroce/ibverbs, or functions of softroce/rdmacm; the rest is
-//! here: names and rates, what the device does not have, and what only rdma-core's own drivers import. `build.rs` and `export` give them their names.
+//! The lists in `exports/` name every symbol with its versions. Most are entries of the
+//! [`Api`](doorbell_verbs_sys::Api) table of softroce/ibverbs, or functions of softroce/rdmacm; the
+//! rest is here: names and rates, unsupported verbs, and symbols that only rdma-core's drivers
+//! import. `build.rs` and `export` generate the symbols.
 //!
-//! The library prints nothing of its own accord; `DOORBELL_LOG` makes it tell on stderr what an errno value cannot.
+//! The library prints nothing by default; `DOORBELL_LOG` enables logging to stderr.
 
 mod absent;
 mod export;

@@ -1,4 +1,4 @@
-//! The first call of any program: ibv_get_device_list(3), at which the library begins to tell what it was asked to tell.
+//! The first call of any program, ibv_get_device_list(3), which also starts logging.
 
 use core::ffi::c_int;
 use std::sync::Once;
@@ -17,7 +17,8 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     unsafe { (API.get_device_list)(count) }
 }
 
-/// What `DOORBELL_LOG` asks for goes to stderr: `error`, `warn`, `info`, `debug` or `trace`. Unset or empty, nothing does.
+/// Logs to stderr at the level of `DOORBELL_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
+/// Unset or empty, nothing is logged.
 fn log() {
     let Ok(wanted) = std::env::var("DOORBELL_LOG") else {
         return;
@@ -31,6 +32,6 @@ fn log() {
         .without_time()
         .with_ansi(false)
         .with_target(false);
-    // The library's own subscriber: this copy of `tracing` is nobody else's.
+    // The library's own subscriber: no other code uses this copy of `tracing`.
     let _ = tracing_subscriber::registry().with(lines).with(level).try_init();
 }

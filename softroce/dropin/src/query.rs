@@ -1,4 +1,4 @@
-//! The one private symbol that tools need: ibv_devinfo(1) shows the kind of each GID.
+//! The one private symbol that tools need: ibv_devinfo(1) shows the type of each GID.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::{MaybeUninit, size_of};
@@ -6,7 +6,8 @@ use core::mem::{MaybeUninit, size_of};
 use doorbell_softroce_ibverbs::API;
 use doorbell_verbs_sys::{IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 
-/// `IBV_GID_TYPE_SYSFS_IB_ROCE_V1` and `IBV_GID_TYPE_SYSFS_ROCE_V2`: sysfs knows no difference between InfiniBand and the first RoCE.
+/// `IBV_GID_TYPE_SYSFS_IB_ROCE_V1` and `IBV_GID_TYPE_SYSFS_ROCE_V2`: sysfs does not distinguish
+/// InfiniBand and RoCE v1.
 const SYSFS_IB_ROCE_V1: c_uint = 0;
 const SYSFS_ROCE_V2: c_uint = 1;
 
@@ -19,7 +20,7 @@ pub(crate) unsafe extern "C" fn gid_type(
 ) -> c_int {
     let Some(query) = API.query_gid_ex else { return -1 };
     let mut entry = MaybeUninit::<ibv_gid_entry>::zeroed();
-    // SAFETY: `context` is live by contract; the entry has the size that is told.
+    // SAFETY: `context` is live by contract; the entry has the size given.
     let result = unsafe {
         query(
             context,
@@ -35,7 +36,7 @@ pub(crate) unsafe extern "C" fn gid_type(
         unsafe { *libc::__errno_location() = result };
         return -1;
     }
-    // SAFETY: integers only, filled or zero; `kind` is the caller's to write.
+    // SAFETY: integers only, filled or zero; `kind` is writable by contract.
     unsafe {
         *kind = if entry.assume_init().gid_type == IBV_GID_TYPE_ROCE_V2 {
             SYSFS_ROCE_V2

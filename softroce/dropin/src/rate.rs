@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use doorbell_verbs_sys::*;
 
-/// A rate, how many times 2.5 Gb/s it is (−1 where the library has no number for it), and its Mb/s as signalled.
+/// A rate, its multiple of 2.5 Gb/s (−1 if the library has none), and its signalling rate in Mb/s.
 type Rate = (ibv_rate, c_int, c_int);
 
 const RATES: [Rate; 23] = [
@@ -37,7 +37,7 @@ fn number(rate: ibv_rate, of: fn(&Rate) -> c_int) -> c_int {
     RATES.iter().find(|known| known.0 == rate).map_or(-1, of)
 }
 
-/// The rate whose number it is; `IBV_RATE_MAX` for none.
+/// The rate with this number; `IBV_RATE_MAX` if none.
 fn rate(number: c_int, of: fn(&Rate) -> c_int) -> ibv_rate {
     RATES
         .iter()

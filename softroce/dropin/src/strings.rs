@@ -1,5 +1,6 @@
-//! Names for people: ibv_node_type_str(3), ibv_port_state_str(3), ibv_event_type_str(3), ibv_wc_status_str. Scripts look for the words that rdma-core prints, so
-//! these are the same; tests/dropin compares them.
+//! Human-readable names: ibv_node_type_str(3), ibv_port_state_str(3), ibv_event_type_str(3),
+//! ibv_wc_status_str. Scripts match rdma-core's words, so these are identical; tests/dropin
+//! compares them.
 
 use core::ffi::{CStr, c_char, c_int};
 

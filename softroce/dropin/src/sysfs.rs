@@ -1,6 +1,7 @@
-//! Reading sysfs for programs: `ibv_get_sysfs_path`, `ibv_read_sysfs_file`, `ibv_read_ibdev_sysfs_file`.
+//! sysfs access for programs: `ibv_get_sysfs_path`, `ibv_read_sysfs_file`,
+//! `ibv_read_ibdev_sysfs_file`.
 //!
-//! The files are opened by open(2) as the program would itself, so that under `doorbell run` they are those of the soft devices.
+//! The files are opened with open(2), so that `doorbell run` redirects them to the soft devices.
 
 use core::ffi::{CStr, c_char, c_int};
 use std::ffi::CString;
@@ -9,13 +10,13 @@ use doorbell_verbs_sys::ibv_device;
 
 const MOUNTED: &CStr = c"/sys";
 
-/// `ibv_get_sysfs_path`: where sysfs is.
+/// `ibv_get_sysfs_path`: the mount point of sysfs.
 pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     MOUNTED.as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, a zero in place of the line's end; how many bytes, or −1 and `errno`, also when
-/// there is no room for the zero.
+/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf`, with a NUL in place of the newline;
+/// returns the length, or −1 and `errno`, also if there is no space for the NUL.
 pub(crate) unsafe extern "C" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -25,13 +26,15 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
     // SAFETY: both are strings by contract.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
-    // SAFETY: `buf` has room for `size` bytes by contract.
+    // SAFETY: `buf` has space for `size` bytes by contract.
     unsafe { read(path, buf, size) }
 }
 
-/// `ibv_read_ibdev_sysfs_file`: as `ibv_read_sysfs_file`, of a device; `file` is a format as printf(3) has it.
+/// `ibv_read_ibdev_sysfs_file`: as `ibv_read_sysfs_file`, of a device; `file` is a printf(3)
+/// format.
 ///
-/// Only rdma-core's own tools and drivers call it. Formats with arguments would need its variable arguments: they are refused.
+/// Only rdma-core's own tools and drivers call it. Formats with arguments need variadic arguments:
+/// they are refused.
 pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     buf: *mut c_char,
     size: usize,
@@ -43,10 +46,10 @@ pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     if file.contains(&b'%') {
         return failed(libc::EINVAL);
     }
-    // SAFETY: `device` is live by contract, and its name ends with a zero.
+    // SAFETY: `device` is live by contract, and its name is NUL-terminated.
     let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_bytes();
     let path = [MOUNTED.to_bytes(), b"/class/infiniband/", name, b"/", file].concat();
-    // SAFETY: `buf` has room for `size` bytes by contract.
+    // SAFETY: `buf` has space for `size` bytes by contract.
     unsafe { read(path, buf, size) }
 }
 
@@ -57,12 +60,12 @@ fn failed(errno: c_int) -> c_int {
 }
 
 /// # Safety
-/// `buf` has room for `size` bytes.
+/// `buf` has space for `size` bytes.
 unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
     let Ok(path) = CString::new(path) else {
         return failed(libc::EINVAL);
     };
-    // SAFETY: `path` is a string; the descriptor is closed below, and nobody else knows it.
+    // SAFETY: `path` is a string; the descriptor is closed below, and no other thread knows it.
     let (got, error) = unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if fd < 0 {
@@ -77,7 +80,8 @@ unsafe fn read(path: Vec<u8>, buf: *mut c_char, size: usize) -> c_int {
         return failed(error);
     }
     let mut len = got as usize;
-    // SAFETY: the first `len` bytes were written, and the zero goes among them or behind them where there is room.
+    // SAFETY: the first `len` bytes were written, and the NUL goes among them or behind them where
+    // there is space.
     unsafe {
         if len > 0 && *buf.add(len - 1) == b'\n' as c_char {
             len -= 1;

@@ -1,10 +1,10 @@
-//! Address handles: where datagrams go (ibv_create_ah(3)).
+//! Address handles: destinations of datagrams (ibv_create_ah(3)).
 
 use core::ffi::c_int;
 
 use doorbell_roce_proto::Gid;
 use doorbell_roce_proto::qp::Path;
-use doorbell_roce_proto::wire::{GRH_LEN, ip_header_ends};
+use doorbell_roce_proto::wire::{GRH_LEN, ip_header_addresses};
 use doorbell_softroce::Pd;
 use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 
@@ -13,24 +13,25 @@ use crate::protection::SoftPd;
 use crate::query::PORT;
 use crate::{attributes, errno};
 
-/// The hop limit of answers: as far as may be.
+/// The hop limit of replies: the maximum.
 const HOP_LIMIT: u8 = 255;
 
-/// An address handle: what C sees, and what it stands for.
 #[repr(C)]
 struct SoftAh {
     base: ibv_ah,
     path: Path,
-    /// Keeps the protection domain busy.
+    /// Keeps the protection domain in use.
     _pd: Pd,
 }
 
-/// What an address handle stands for; `None` for a null pointer, or one of another protection domain than `pd` (IBTA vol 1, 10.2.2).
+/// The path of an address handle; `None` for a null pointer, or one of another protection domain
+/// than `pd` (IBTA vol 1, 10.2.2).
 ///
 /// # Safety
 /// `ah` is null, or live and came from [`create_ah`].
 pub(crate) unsafe fn path_of(ah: *mut ibv_ah, pd: *mut ibv_pd) -> Option<Path> {
-    // SAFETY: by contract; `base` is the first member of SoftAh, and the pointer derives from the whole.
+    // SAFETY: by contract; `base` is the first member of SoftAh, and the pointer derives from the
+    // whole.
     let soft = unsafe { ah.cast::<SoftAh>().as_ref() };
     soft.filter(|soft| soft.base.pd == pd).map(|soft| soft.path)
 }
@@ -59,18 +60,20 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     Box::into_raw(Box::new(ah)).cast()
 }
 
-/// The way back to whoever sent the datagram of a receive completion, told by the first 40 bytes received; `None` where these do not tell.
+/// The address vector back to the sender of a datagram, by its receive completion and the GRH, the
+/// first 40 bytes received; `None` if these are not valid.
 ///
 /// # Safety
-/// `wc` is live, and `grh` points to the first 40 bytes of what it is the completion of.
-unsafe fn way_back(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Option<ibv_ah_attr> {
+/// `wc` is live, and `grh` points to the first 40 bytes of the receive that it completes.
+unsafe fn reverse_path(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Option<ibv_ah_attr> {
     // SAFETY: live by contract.
     if unsafe { (*wc).wc_flags } & IBV_WC_GRH == 0 || port != PORT {
         return None;
     }
-    // SAFETY: the completion says that the 40 bytes are there; no alignment is asked of them.
+    // SAFETY: the completion's flag says that the 40 bytes are there; they are read without
+    // alignment.
     let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
-    let (source, _) = ip_header_ends(&header)?;
+    let (source, _) = ip_header_addresses(&header)?;
     // SAFETY: integers only.
     let mut attr: ibv_ah_attr = unsafe { core::mem::zeroed() };
     attr.is_global = 1;
@@ -88,17 +91,18 @@ pub(crate) unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     // SAFETY: the same contract.
-    let Some(mut attr) = (unsafe { way_back(wc, grh, port) }) else {
+    let Some(mut attr) = (unsafe { reverse_path(wc, grh, port) }) else {
         return errno::null(libc::EINVAL);
     };
     // SAFETY: `pd` is live by contract, and `attr` is here.
     unsafe { create_ah(pd, &mut attr) }
 }
 
-/// ibv_init_ah_from_wc(3): no entry of the table, as the safe API makes address handles at once.
+/// ibv_init_ah_from_wc(3): not in the table, as the safe API creates address handles directly.
 ///
 /// # Safety
-/// As the man page says: `wc` is a receive completion of the device, `grh` the first 40 bytes received, and `attr` may be written.
+/// As in the man page: `wc` is a receive completion of the device, `grh` the first 40 bytes
+/// received, and `attr` is writable.
 pub unsafe extern "C" fn init_ah_from_wc(
     _context: *mut ibv_context,
     port: u8,
@@ -107,9 +111,9 @@ pub unsafe extern "C" fn init_ah_from_wc(
     attr: *mut ibv_ah_attr,
 ) -> c_int {
     // SAFETY: the same contract.
-    match unsafe { way_back(wc, grh, port) } {
+    match unsafe { reverse_path(wc, grh, port) } {
         Some(found) => {
-            // SAFETY: the caller's to write.
+            // SAFETY: writable by contract.
             unsafe { attr.write(found) };
             0
         }
@@ -117,9 +121,9 @@ pub unsafe extern "C" fn init_ah_from_wc(
     }
 }
 
-/// ibv_create_ah(3). Requests posted with it stay as they are.
+/// ibv_create_ah(3). Requests already posted with it are not affected.
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: it came from a Box in `create_ah`, and is given up by the caller.
+    // SAFETY: it came from a Box in `create_ah`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(ah.cast::<SoftAh>()) });
     0
 }

@@ -1,4 +1,4 @@
-//! The attributes of a queue pair between C's struct and the engine's.
+//! Conversion of queue pair attributes between the C struct and the engine's.
 
 use doorbell_roce_proto::qp::{Attributes, Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::{Gid, Mtu, Psn, Qpn};
@@ -7,10 +7,11 @@ use doorbell_verbs_sys::*;
 
 use crate::query::PORT;
 
-/// TTL of packets whose address vector leaves it open.
+/// Hop limit (TTL) of packets whose address vector has 0.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The attributes that there are here. The others are for what a soft device cannot do (IBV_QP_ALT_PATH, IBV_QP_CAP, IBV_QP_RATE_LIMIT), or none of ibv_modify_qp(3).
+/// The supported attributes. The others are not supported by a soft device (IBV_QP_ALT_PATH,
+/// IBV_QP_CAP, IBV_QP_RATE_LIMIT), or are none of ibv_modify_qp(3).
 const SUPPORTED: u32 = IBV_QP_STATE
     | IBV_QP_CUR_STATE
     | IBV_QP_EN_SQD_ASYNC_NOTIFY
@@ -31,9 +32,9 @@ const SUPPORTED: u32 = IBV_QP_STATE
     | IBV_QP_PATH_MIG_STATE
     | IBV_QP_DEST_QPN;
 
-/// Why attributes were refused before the engine saw them (`EINVAL`).
+/// Why attributes were refused before reaching the engine (`EINVAL`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum AttributeError {
     #[error("attributes {0:#x} are not supported on a soft device")]
     Unsupported(u32),
     #[error("{0} is not one of `enum ibv_qp_state`")]
@@ -56,25 +57,26 @@ pub(crate) enum Refused {
     Migration,
 }
 
-/// What C asks for, for the engine.
-pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, Refused> {
+/// Converts ibv_modify_qp(3)'s attributes.
+pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, AttributeError> {
     let given = |bit: u32| mask & bit != 0;
     if given(!SUPPORTED) {
-        return Err(Refused::Unsupported(mask & !SUPPORTED));
+        return Err(AttributeError::Unsupported(mask & !SUPPORTED));
     }
     if given(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED {
-        return Err(Refused::Migration);
+        return Err(AttributeError::Migration);
     }
     if given(IBV_QP_PORT) && attr.port_num != PORT {
-        return Err(Refused::Port);
+        return Err(AttributeError::Port);
     }
     if given(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
-        return Err(Refused::Pkey);
+        return Err(AttributeError::Pkey);
     }
-    let beyond = |bit, value| given(bit) && value > capacity::RD_ATOMIC;
-    if beyond(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic) || beyond(IBV_QP_MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic)
+    let over_limit = |bit, value| given(bit) && value > capacity::RD_ATOMIC;
+    if over_limit(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic)
+        || over_limit(IBV_QP_MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic)
     {
-        return Err(Refused::RdAtomic);
+        return Err(AttributeError::RdAtomic);
     }
     Ok(Modify {
         state: given(IBV_QP_STATE).then(|| to_state(attr.qp_state)).transpose()?,
@@ -102,7 +104,7 @@ pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> R
     })
 }
 
-fn to_state(state: ibv_qp_state) -> Result<State, Refused> {
+fn to_state(state: ibv_qp_state) -> Result<State, AttributeError> {
     Ok(match state {
         IBV_QPS_RESET => State::Reset,
         IBV_QPS_INIT => State::Init,
@@ -111,7 +113,7 @@ fn to_state(state: ibv_qp_state) -> Result<State, Refused> {
         IBV_QPS_SQD => State::Sqd,
         IBV_QPS_SQE => State::Sqe,
         IBV_QPS_ERR => State::Err,
-        other => return Err(Refused::State(other)),
+        other => return Err(AttributeError::State(other)),
     })
 }
 
@@ -123,28 +125,27 @@ fn to_access(flags: u32) -> RemoteAccess {
     }
 }
 
-fn to_mtu(code: ibv_mtu, port: Mtu) -> Result<Mtu, Refused> {
+fn to_mtu(code: ibv_mtu, port: Mtu) -> Result<Mtu, AttributeError> {
     Mtu::from_code(code)
         .filter(|&mtu| mtu <= port)
-        .ok_or(Refused::Mtu(code))
+        .ok_or(AttributeError::Mtu(code))
 }
 
-/// What an address vector stands for.
-pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, Refused> {
+pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, AttributeError> {
     if vector.is_global == 0 {
-        return Err(Refused::NotGlobal);
+        return Err(AttributeError::NotGlobal);
     }
     if vector.port_num != PORT {
-        return Err(Refused::Port);
+        return Err(AttributeError::Port);
     }
     if vector.grh.sgid_index != 0 {
-        return Err(Refused::SourceGid);
+        return Err(AttributeError::SourceGid);
     }
     // SAFETY: a GID is 16 bytes, whichever member of the union was written.
     let remote = Gid(unsafe { vector.grh.dgid.raw }).to_ip();
     let local = device.address.ip();
     if remote.is_ipv4() != local.is_ipv4() || remote.is_unspecified() || remote.is_multicast() {
-        return Err(Refused::DestinationGid);
+        return Err(AttributeError::DestinationGid);
     }
     Ok(Path {
         local,
@@ -160,7 +161,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
     })
 }
 
-/// What the engine says of a queue pair, for C. What was never set is 0.
+/// Converts the attributes of ibv_query_qp(3). Those never set are 0.
 pub(crate) fn to_attr(found: &Attributes) -> ibv_qp_attr {
     let set = &found.set;
     let state = found.state as ibv_qp_state;

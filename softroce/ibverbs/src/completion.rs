@@ -18,48 +18,48 @@ use crate::errno;
 use crate::extended_cq::Poll;
 use crate::protection::errno_of_limit;
 
-/// A completion channel: what C sees, and what it stands for.
 #[repr(C)]
 struct SoftChannel {
     base: ibv_comp_channel,
     queue: Arc<EventQueue<Token>>,
-    /// The completion queues on it.
     users: AtomicU32,
 }
 
-/// A completion queue: what C sees, and what it stands for. Every one is laid out as an extended one; only those made as such have its calls.
+/// A completion queue: the C struct and the Rust object behind it. Each is laid out as an extended
+/// one; only those created as such have its function pointers.
 #[repr(C)]
 pub(crate) struct SoftCq {
     base: ibv_cq_ex,
     pub(crate) cq: Cq,
-    /// Where a poll by calls is.
     pub(crate) poll: Poll,
-    /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
-    /// Completion events handed to the application.
+    /// Completion events reported to the application.
     completion_events: AtomicU32,
-    /// Asynchronous events handed to the application.
+    /// Asynchronous events reported to the application.
     async_events: AtomicU32,
 }
 
 impl SoftCq {
-    /// The queue behind C's pointer, `None` for null. Not a reference to the whole: other threads may write `base` meanwhile (its acknowledged events).
+    /// The queue behind a C pointer, `None` for null. Not a reference to the whole: other threads
+    /// may write `base` meanwhile (its acknowledged events).
     ///
     /// # Safety
-    /// `cq` is null, or came from [`create_cq`] and was not destroyed; the reference is not used after it is.
+    /// `cq` is null, or came from [`create_cq`] and was not destroyed; the reference is not used
+    /// after it is.
     pub(crate) unsafe fn handle<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
-        // SAFETY: not null, so ours by contract, `base` being its first member; the handle is written at creation and destruction only.
+        // SAFETY: not null, so ours by contract, `base` being its first member; the handle is
+        // written at creation and destruction only.
         (!cq.is_null()).then(|| unsafe { &(*cq.cast::<Self>()).cq })
     }
 }
 
-/// A queue's name in events: its address.
+/// A queue's event token: its address.
 fn token_of(cq: *mut SoftCq) -> Token {
     cq.expose_provenance() as Token
 }
 
 fn from_token(token: Token) -> *mut SoftCq {
-    // It came from a pointer of this process.
+    // It came from a pointer in this process.
     ptr::with_exposed_provenance_mut(token as usize)
 }
 
@@ -82,14 +82,14 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
     }
 }
 
-/// ibv_create_comp_channel(3): `EBUSY` while a completion queue is on it.
+/// ibv_create_comp_channel(3): `EBUSY` while a completion queue uses it.
 pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let soft = channel.cast::<SoftChannel>();
     // SAFETY: `channel` is live and ours by contract.
     if unsafe { &*soft }.users.load(Ordering::Acquire) > 0 {
         return libc::EBUSY;
     }
-    // SAFETY: it came from a Box in `create_comp_channel`, and is given up by the caller.
+    // SAFETY: it came from a Box in `create_comp_channel`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(soft) });
     0
 }
@@ -103,14 +103,16 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     // SAFETY: `channel` is live and ours by contract.
     let soft = unsafe { &*channel.cast::<SoftChannel>() };
     let count = |token: &Token| {
-        // SAFETY: an event's queue is live: destroying it takes its events out first, which is shut out while this runs.
+        // SAFETY: an event's queue is live: destroying it removes its events first, which is
+        // excluded while this runs.
         let events = unsafe { &(*from_token(*token)).completion_events };
         events.fetch_add(1, Ordering::Relaxed);
     };
     match soft.queue.wait(count) {
         Ok(token) => {
             let found = from_token(token);
-            // SAFETY: the queue lives on until the event just counted is acknowledged; both pointers are the caller's to write (man page).
+            // SAFETY: the queue is live until the event just counted is acknowledged; both pointers
+            // are writable by contract (man page).
             unsafe {
                 *cq_context = (*found).base.cq_context;
                 *cq = found.cast();
@@ -144,7 +146,7 @@ pub(crate) unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    let wanted = Wanted {
+    let params = CqParams {
         cqe,
         cq_context,
         channel,
@@ -153,11 +155,10 @@ pub(crate) unsafe extern "C" fn create_cq(
         single_threaded: false,
     };
     // SAFETY: the same contract.
-    unsafe { create(context, &wanted) }
+    unsafe { create(context, &params) }
 }
 
-/// What a completion queue is created with.
-pub(crate) struct Wanted {
+pub(crate) struct CqParams {
     pub(crate) cqe: c_int,
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut ibv_comp_channel,
@@ -166,51 +167,52 @@ pub(crate) struct Wanted {
     pub(crate) single_threaded: bool,
 }
 
-/// Creates a completion queue; null, with `errno` set, when it cannot be had.
+/// Creates a completion queue; null, with `errno` set, on failure.
 ///
 /// # Safety
 /// `context` is live, and so is the channel, unless it is null.
-pub(crate) unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut ibv_cq {
-    let &Wanted { cqe, channel, .. } = wanted;
+pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mut ibv_cq {
+    let &CqParams { cqe, channel, .. } = params;
     // SAFETY: `context` is live by contract.
     let opened = unsafe { Context::from_ptr(context) };
-    let (Ok(entries), 0) = (u32::try_from(cqe), wanted.comp_vector) else {
+    let (Ok(entries), 0) = (u32::try_from(cqe), params.comp_vector) else {
         return errno::null(libc::EINVAL);
     };
-    // Its address is its name in events, so that it exists before the queue does.
-    let place = Box::into_raw(Box::<SoftCq>::new_uninit()).cast::<SoftCq>();
-    let token = token_of(place);
+    // Its address is its event token, so it is allocated before the queue is created.
+    let allocation = Box::into_raw(Box::<SoftCq>::new_uninit()).cast::<SoftCq>();
+    let token = token_of(allocation);
     let owner = Owner {
         queue: Arc::clone(&opened.events),
         token,
     };
     // SAFETY: a channel that is given is live and ours by contract.
-    let channel_of_it = unsafe { channel.cast::<SoftChannel>().as_ref() };
-    let notify = channel_of_it.map(|channel| CqNotify {
+    let soft_channel = unsafe { channel.cast::<SoftChannel>().as_ref() };
+    let notify = soft_channel.map(|channel| CqNotify {
         channel: Arc::clone(&channel.queue),
         token,
     });
     let config = CqConfig {
         entries,
         notify,
-        stamps: wanted.stamps,
+        stamps: params.stamps,
     };
     let cq = match opened.device.completion_queue(config, owner) {
         Ok(cq) => cq,
         Err(error) => {
-            // SAFETY: just taken from that Box, and never filled.
-            drop(unsafe { Box::from_raw(place.cast::<MaybeUninit<SoftCq>>()) });
+            // SAFETY: just taken from that Box, and uninitialised.
+            drop(unsafe { Box::from_raw(allocation.cast::<MaybeUninit<SoftCq>>()) });
             return errno::null(errno_of_limit(error));
         }
     };
-    if let Some(channel) = channel_of_it {
+    if let Some(channel) = soft_channel {
         channel.users.fetch_add(1, Ordering::AcqRel);
     }
-    // SAFETY: all-zero is an ibv_cq_ex: integers, null pointers and calls that are `None`; the mutex and condition are set below.
+    // SAFETY: all-zero is a valid ibv_cq_ex: integers, null pointers and function pointers that are
+    // `None`; the mutex and condition are set below.
     let mut base: ibv_cq_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     base.context = context;
     base.channel = channel;
-    base.cq_context = wanted.cq_context;
+    base.cq_context = params.cq_context;
     base.handle = next_handle();
     base.cqe = cqe;
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
@@ -218,14 +220,14 @@ pub(crate) unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut 
     let soft = SoftCq {
         base,
         cq,
-        poll: Poll::new(wanted.single_threaded),
+        poll: Poll::new(params.single_threaded),
         events: Arc::clone(&opened.events),
         completion_events: AtomicU32::new(0),
         async_events: AtomicU32::new(0),
     };
     // SAFETY: just allocated for it.
-    unsafe { place.write(soft) };
-    place.cast()
+    unsafe { allocation.write(soft) };
+    allocation.cast()
 }
 
 /// ibv_resize_cq(3).
@@ -237,7 +239,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let resized = unsafe { &(*cq.cast::<SoftCq>()).cq }.resize(entries);
     match resized {
         Ok(()) => {
-            // SAFETY: live by contract, as is that nobody else resizes it at the same time.
+            // SAFETY: live by contract, and no other thread resizes it at the same time.
             unsafe { (*cq).cqe = cqe };
             0
         }
@@ -257,25 +259,28 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     0
 }
 
-/// ibv_create_cq(3): `EBUSY` while queue pairs complete into it; waits until its events are acknowledged (ibv_get_cq_event(3)).
+/// ibv_create_cq(3): `EBUSY` while queue pairs use it; waits until its events are acknowledged
+/// (ibv_get_cq_event(3)).
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let soft = cq.cast::<SoftCq>();
     let token = token_of(soft);
     {
-        // SAFETY: `cq` is live and ours by contract; only fields are borrowed that nobody writes, for this block, for others may be acknowledging events.
+        // SAFETY: `cq` is live and ours by contract; only fields that no thread writes are
+        // borrowed, for this block, as others may be acknowledging events.
         let (handle, events) = unsafe { (&(*soft).cq, &(*soft).events) };
         if handle.is_shared() {
             return libc::EBUSY;
         }
         handle.disarm();
         events.remove(|event| *event == Event::CqOverrun(token));
-        // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue is on it.
+        // SAFETY: its channel, if any, is live: it cannot be destroyed while this queue uses it.
         if let Some(channel) = unsafe { (*soft).base.channel.cast::<SoftChannel>().as_ref() } {
             channel.queue.remove(|name| *name == token);
             channel.users.fetch_sub(1, Ordering::AcqRel);
         }
     }
-    // SAFETY: live; the mutex and condition were initialised with it. No queue pair completes into it and it is not armed, so that no new event comes.
+    // SAFETY: live; the mutex and condition were initialised with it. No queue pair uses it and it
+    // is not armed, so no new event is reported.
     unsafe {
         let (mutex, cond) = (&raw mut (*cq).mutex, &raw mut (*cq).cond);
         let completion_events = (*soft).completion_events.load(Ordering::Relaxed);
@@ -283,21 +288,20 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let async_events = (*soft).async_events.load(Ordering::Relaxed);
         await_acknowledged(mutex, cond, &raw const (*cq).async_events_completed, async_events);
     }
-    // SAFETY: it came from a Box in `create_cq`, and is given up by the caller.
+    // SAFETY: it came from a Box in `create_cq`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(soft) });
     0
 }
 
-/// Counts an asynchronous event handed to the application, and gives the queue it is of.
+/// Counts an asynchronous event reported to the application.
 ///
 /// # Safety
-/// The event was just taken from the context's queue of events, under its lock.
+/// The event was just taken from the context's event queue, under its lock.
 pub(crate) unsafe fn count_async_event(token: Token) {
-    // SAFETY: live: destroying it takes its events out first.
+    // SAFETY: live: destroying it removes its events first.
     unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The queue that an event names, as C sees it.
 pub(crate) fn of_event(token: Token) -> *mut ibv_cq {
     from_token(token).cast()
 }
@@ -310,7 +314,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     let cq = unsafe { &(*cq.cast::<SoftCq>()).cq };
     let mut next = wc;
     let take = |completion| {
-        // SAFETY: called at most `num_entries` times, for which there is room by contract.
+        // SAFETY: called at most `num_entries` times, for which there is space by contract.
         unsafe {
             next.write(to_wc(&completion));
             next = next.add(1);
@@ -330,7 +334,8 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     0
 }
 
-/// A completion as C has it. Of a failed one only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything; the rest is zero.
+/// Converts a completion. For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid;
+/// the rest is zero.
 pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,

@@ -15,28 +15,29 @@ use crate::{
     completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
 };
 
-/// A context: what C sees, and what it stands for.
 #[repr(C)]
 pub(crate) struct Context {
     verbs: verbs_context,
     pub(crate) device: Arc<Device>,
     pub(crate) soft: &'static SoftDevice,
-    /// The asynchronous events of this context's objects; its descriptor is `async_fd`.
+    /// Asynchronous events of this context's objects; its descriptor is `async_fd`.
     pub(crate) events: Arc<EventQueue<Event>>,
 }
 
 impl Context {
-    /// The context behind C's pointer.
+    /// The context behind a C pointer.
     ///
     /// # Safety
-    /// `context` came from [`open_device`] and was not closed; the reference is not used after it is.
+    /// `context` came from [`open_device`] and was not closed; the reference is not used after it
+    /// is.
     pub(crate) unsafe fn from_ptr<'a>(context: *mut ibv_context) -> &'a Self {
-        // SAFETY: `open_device` gives pointers to the `context` member of `verbs`, the first member of Context, derived from the whole.
+        // SAFETY: `open_device` returns pointers to the `context` member of `verbs`, the first
+        // member of Context, derived from the whole.
         unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<Self>() }
     }
 }
 
-/// The device that a context is open on, for the connection manager.
+/// The device of a context, for the connection manager.
 ///
 /// # Safety
 /// `context` came from this library's ibv_open_device(3), and is open.
@@ -61,7 +62,8 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         }
     };
     opened.listen(Arc::clone(&events));
-    // SAFETY: all-zero is a verbs_context: integers, null pointers and entries that are `None`, which callers check for.
+    // SAFETY: all-zero is a valid verbs_context: integers, null pointers and entries that are
+    // `None`, which callers check for.
     let mut verbs: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
     verbs.query_port = Some(query::query_port);
     verbs.create_srq_ex = Some(shared_receive::create_srq_ex);
@@ -95,9 +97,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     unsafe { &raw mut (*context).verbs.context }
 }
 
-/// ibv_open_device(3). Objects of the context that are still there keep the device itself open.
+/// ibv_open_device(3). Objects of the context that still exist keep the device itself open.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and is given up by the caller.
+    // SAFETY: the pointer came from `open_device`, which took the allocation from a Box, and the
+    // caller gives up ownership.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
     let Context {
         device, soft, events, ..
@@ -107,12 +110,14 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// ibv_fork_init(3): nothing to do, for no page is pinned. A device opened before fork(2) serves the parent only.
+/// ibv_fork_init(3): no effect, as no page is pinned. A device opened before fork(2) serves the
+/// parent only.
 pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     0
 }
 
-/// The function pointers of a context. What C calls without looking is never null: it says that it is not supported.
+/// The function pointers of a context. Those that C calls without a check are not null: they fail
+/// with `ENOSYS`.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         _compat_query_device: Some(query::query_device),
@@ -154,24 +159,28 @@ unsafe extern "C" fn unsupported() -> *mut c_void {
     errno::null(libc::ENOSYS)
 }
 
-/// A number for the `handle` of the next object: what rdma-core has from the kernel. Programs print it.
+/// A number for the `handle` of the next object, which rdma-core gets from the kernel. Programs
+/// print it.
 pub(crate) fn next_handle() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The count of an object's events acknowledged by the application, which its destruction waits for (ibv_ack_async_event(3), ibv_ack_cq_events(3)).
+/// Adds to an object's count of acknowledged events, which its destruction waits for
+/// (ibv_ack_async_event(3), ibv_ack_cq_events(3)).
 ///
 /// # Safety
-/// `mutex` and `cond` are initialised and live, `acknowledged` is live and changed under the mutex only.
+/// `mutex` and `cond` are initialised and live, `acknowledged` is live and modified under the mutex
+/// only.
 pub(crate) unsafe fn acknowledge(
     mutex: *mut libc::pthread_mutex_t,
     cond: *mut libc::pthread_cond_t,
     acknowledged: *mut u32,
     count: c_uint,
 ) {
-    // SAFETY: initialised by contract; we do not hold the mutex, and release it below; the counter is ours while we hold it.
+    // SAFETY: initialised by contract; this thread does not hold the mutex, and releases it below;
+    // the counter is modified under it.
     unsafe {
         libc::pthread_mutex_lock(mutex);
         *acknowledged = (*acknowledged).wrapping_add(count);

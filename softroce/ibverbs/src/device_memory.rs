@@ -10,14 +10,13 @@ use crate::context::{Context, next_handle};
 use crate::errno;
 use crate::protection::errno_of_limit;
 
-/// A piece of device memory: what C sees, and what it stands for.
 #[repr(C)]
 struct SoftDm {
     base: ibv_dm,
     dm: Dm,
 }
 
-/// The piece behind C's pointer.
+/// The allocation behind a C pointer.
 ///
 /// # Safety
 /// `dm` came from [`alloc_dm`] and was not freed; the reference is not used after it is.
@@ -49,13 +48,14 @@ pub(crate) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut i
     }
 }
 
-/// The `free_dm` entry of `verbs_context`, ibv_alloc_dm(3): `EBUSY` while a region is registered on it.
+/// The `free_dm` entry of `verbs_context`, ibv_alloc_dm(3): `EBUSY` while a region is registered on
+/// it.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: live and ours by contract.
     if unsafe { handle(dm) }.is_shared() {
         return libc::EBUSY;
     }
-    // SAFETY: it came from a Box in `alloc_dm`, and is given up by the caller.
+    // SAFETY: it came from a Box in `alloc_dm`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(dm.cast::<SoftDm>()) });
     0
 }
@@ -72,7 +72,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host_addr: *cons
     if length == 0 {
         return 0;
     }
-    // SAFETY: readable by contract, and nobody changes it meanwhile; `dm` is live and ours.
+    // SAFETY: readable by contract, and not modified during the call; `dm` is live and ours.
     let (dm, bytes) = unsafe { (handle(dm), slice::from_raw_parts(host_addr.cast(), length)) };
     errno_of(dm.write(offset, bytes))
 }
@@ -82,7 +82,8 @@ unsafe extern "C" fn memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, off
     if length == 0 {
         return 0;
     }
-    // SAFETY: writable by contract, and nobody else uses it meanwhile; `dm` is live and ours. All-zero or not, any byte is one.
+    // SAFETY: writable by contract, and not used otherwise during the call; `dm` is live and ours.
+    // Any byte is initialised memory of u8.
     let (dm, bytes) = unsafe { (handle(dm), slice::from_raw_parts_mut(host_addr.cast(), length)) };
     errno_of(dm.read(offset, bytes))
 }

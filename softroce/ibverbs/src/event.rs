@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
     };
     match context.events.wait(count) {
         Ok(taken) => {
-            // SAFETY: the caller's to write (man page).
+            // SAFETY: writable by contract (man page).
             unsafe { event.write(to_event(taken)) };
             0
         }
@@ -84,7 +84,8 @@ fn of_port(event_type: ibv_event_type) -> ibv_async_event {
 
 /// ibv_get_async_event(3).
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: an event that `get_async_event` filled: its type says which element it has, and that object is live until this acknowledges.
+    // SAFETY: an event that `get_async_event` filled: its type determines the element, and that
+    // object is live until this acknowledges.
     unsafe {
         match (*event).event_type {
             IBV_EVENT_CQ_ERR => {

@@ -1,9 +1,11 @@
-//! Extended completion queues: polled by calls, completion by completion, with time stamps (ibv_create_cq_ex(3)).
+//! Extended completion queues: polled by function calls, one completion at a time, with time stamps
+//! (ibv_create_cq_ex(3)).
 //!
-//! Each completion is taken out of the queue when a poll comes to it. The device's lock of the queue is not held between the calls; a lock of its own makes threads
-//! that poll take turns from `ibv_start_poll` to `ibv_end_poll`, unless the queue was created for one thread.
+//! Each completion is removed from the queue when a poll reaches it. The device's lock of the queue
+//! is not held between the calls; a separate lock serialises polling threads from `ibv_start_poll`
+//! to `ibv_end_poll`, unless the queue was created single-threaded.
 //!
-//! Calls that read what was not asked for at creation are null pointers, as those of other providers.
+//! Calls that read fields not requested at creation are null pointers, as with other providers.
 
 use core::ffi::{c_int, c_uint};
 use std::cell::UnsafeCell;
@@ -27,17 +29,16 @@ const KNOWN_FIELDS: u64 = (IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_TM_INFO
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// Those that need no VLAN, flow or tag matching.
+/// The fields that are supported: none of VLAN, flow tag or tag matching.
 const FIELDS: u64 = (IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// The place of a poll in a queue.
 pub(crate) struct Poll {
     lock: RawMutex,
     /// One thread polls: no lock is needed.
     single_threaded: bool,
-    /// Between a start that found something and the end: `current` is the polling thread's.
+    /// Set between a successful start and the end: `current` then belongs to the polling thread.
     open: AtomicBool,
     current: UnsafeCell<Current>,
 }
@@ -54,7 +55,7 @@ impl Poll {
             lock: RawMutex::INIT,
             single_threaded,
             open: AtomicBool::new(false),
-            // SAFETY: all-zero is both: they have integers only.
+            // SAFETY: all-zero is valid for both: they have integers only.
             current: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
         }
     }
@@ -75,7 +76,8 @@ impl Poll {
     }
 }
 
-/// ibv_create_cq_ex(3): what needs more than the device has is `EOPNOTSUPP`, what nobody knows `EINVAL`.
+/// ibv_create_cq_ex(3): `EOPNOTSUPP` for known features that the device lacks, `EINVAL` for unknown
+/// ones.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -95,35 +97,36 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if attr.comp_mask & !KNOWN != 0 || flags & !FLAGS != 0 || attr.wc_flags & !KNOWN_FIELDS != 0 {
         return errno::null(libc::EINVAL);
     }
-    // Parent domains cannot be made here, and an overrun is never ignored: completions would be lost without a word.
+    // Parent domains cannot be created here, and an overrun is never ignored: completions would be
+    // lost silently.
     if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
         || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
         || attr.wc_flags & !FIELDS != 0
     {
         return errno::null(libc::EOPNOTSUPP);
     }
-    let asked = |field| attr.wc_flags & u64::from(field) != 0;
-    let wanted = completion::Wanted {
+    let requested = |field| attr.wc_flags & u64::from(field) != 0;
+    let params = completion::CqParams {
         cqe,
         cq_context: attr.cq_context,
         channel: attr.channel,
         comp_vector,
         stamps: Stamps {
-            ticks: asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
-            wallclock: asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK),
+            ticks: requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
+            wallclock: requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK),
         },
         single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
     };
     // SAFETY: the same contract.
-    let cq = unsafe { completion::create(context, &wanted) }.cast::<ibv_cq_ex>();
+    let cq = unsafe { completion::create(context, &params) }.cast::<ibv_cq_ex>();
     if !cq.is_null() {
-        // SAFETY: just made, and not given to anybody yet.
+        // SAFETY: just created, and not shared yet.
         set_calls(unsafe { &mut *cq }, attr.wc_flags);
     }
     cq
 }
 
-/// The calls that poll, and those that read what was asked for.
+/// Sets the polling calls, and those for the requested fields.
 fn set_calls(cq: &mut ibv_cq_ex, wc_flags: u64) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);
@@ -152,19 +155,20 @@ fn set_calls(cq: &mut ibv_cq_ex, wc_flags: u64) {
     );
 }
 
-/// The parts of a queue that a poll uses.
+/// The queue and its poll state.
 ///
 /// # Safety
-/// `cq` is live and was made by [`create_cq_ex`]; the references are not used after it is destroyed.
+/// `cq` is live and was created by [`create_cq_ex`]; the references are not used after it is
+/// destroyed.
 unsafe fn parts<'a>(cq: *mut ibv_cq_ex) -> (&'a Cq, &'a Poll) {
     // SAFETY: the base is its first member; the two are written at creation and destruction only.
     unsafe { (&(*cq.cast::<SoftCq>()).cq, &(*cq.cast::<SoftCq>()).poll) }
 }
 
-/// Makes what was found the completion that the calls read, or says that there is none.
+/// Makes `found` the current completion, or returns an error if there is none.
 ///
 /// # Safety
-/// The poll of this live queue is this thread's.
+/// The poll of this live queue belongs to this thread.
 unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Completion, Stamp)>, Overrun>) -> c_int {
     let (completion, stamp) = match found {
         Ok(Some(found)) => found,
@@ -172,7 +176,8 @@ unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Complet
         Err(Overrun) => return libc::EOVERFLOW,
     };
     let wc = to_wc(&completion);
-    // SAFETY: by contract nobody else uses `current`; status and name are the polling thread's to read, and written here alone.
+    // SAFETY: by contract no other thread uses `current`; status and wr_id are read by the polling
+    // thread, and written here only.
     unsafe {
         (*cq).wr_id = wc.wr_id;
         (*cq).status = wc.status;
@@ -181,7 +186,7 @@ unsafe fn advance(cq: *mut ibv_cq_ex, poll: &Poll, found: Result<Option<(Complet
     0
 }
 
-/// `ibv_start_poll`: `ENOENT` when the queue is empty. On any error the poll has not begun, and is not to be ended.
+/// `ibv_start_poll`: `ENOENT` when the queue is empty. After an error there is no poll to end.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: live by contract, or null.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
@@ -201,7 +206,8 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     result
 }
 
-/// `ibv_next_poll`: `ENOENT` when the queue is empty now; the poll is to be ended all the same. `EINVAL` outside of a poll.
+/// `ibv_next_poll`: `ENOENT` when the queue is empty; the poll must still be ended. `EINVAL`
+/// outside of a poll.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as above.
     let (queue, poll) = unsafe { parts(cq) };
@@ -212,21 +218,22 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     unsafe { advance(cq, poll, queue.take_next()) }
 }
 
-/// `ibv_end_poll`; nothing outside of a poll.
+/// `ibv_end_poll`; no effect outside of a poll.
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: as above.
     let (_, poll) = unsafe { parts(cq) };
     if poll.open.load(Ordering::Relaxed) {
         poll.open.store(false, Ordering::Relaxed);
-        // SAFETY: `start_poll` took it for this poll, which is this thread's by contract.
+        // SAFETY: `start_poll` took it for this poll, which belongs to this thread by contract.
         unsafe { poll.unlock() };
     }
 }
 
-/// The completion that the poll is at.
+/// The current completion of a poll.
 ///
 /// # Safety
-/// `cq` is live and ours, its open poll this thread's, and nothing advances it while the reference is used.
+/// `cq` is live and ours, its open poll belongs to this thread, and nothing advances it while the
+/// reference is used.
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Current {
     // SAFETY: by contract; before the first poll it is all zero.
     unsafe { &*parts(cq).1.current.get() }
@@ -236,7 +243,8 @@ macro_rules! reads {
     ($($name:ident -> $type:ty = $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             let value: fn(&Current) -> $type = $value;
-            // SAFETY: called between start and end of a poll, by the thread that polls (ibv_create_cq_ex(3)).
+            // SAFETY: called between start and end of a poll, by the thread that polls
+            // (ibv_create_cq_ex(3)).
             value(unsafe { current(cq) })
         })*
     };

@@ -1,14 +1,15 @@
 //! The functions of libibverbs over the userspace RoCEv2 device, as the [`Api`] table.
 //!
-//! [`api`] is what a Rust program hands to the safe API in place of the system's library. The devices are those given to [`configure`], or what the
-//! environment says ([`DeviceConfig::from_env`]).
+//! [`api`] replaces the system's library in the safe API. The devices are those given to
+//! [`configure`], or by the environment ([`DeviceConfig::from_env`]).
 //!
-//! Every function here is `extern "C"` with the contract of its man page: pointers name live objects that these functions made, and memory
-//! posted or registered stays. Such a function never unwinds into C: a panic, which would be a bug here, aborts the process, as the language
-//! defines for this ABI.
+//! Every function here is `extern "C"` with the contract of its man page: pointers are to live
+//! objects that these functions created ("ours" in safety comments), and memory posted or
+//! registered stays valid. No function unwinds into C: a panic, which would be a bug here, aborts
+//! the process, as the language defines for this ABI.
 //!
-//! Each object is a C struct as rdma-core lays it out, followed by the Rust handle it stands for; C sees a pointer to the former. An object's memory is
-//! given back by its destroying function alone.
+//! Each object is a C struct in rdma-core's layout, followed by its Rust handle; C gets a pointer
+//! to the former. An object's memory is freed by its destroying function only.
 
 mod address;
 mod attributes;
@@ -33,10 +34,11 @@ pub use doorbell_softroce::{ConfigError, DeviceConfig, LinkChoice, Mover, OpenEr
 use doorbell_verbs_sys::{Api, Promise};
 pub use registry::{AlreadyInUse, configure, last_open_error, local_group, local_movers};
 
-/// The table itself, whose entries the drop-in library's symbols jump to.
+/// The table, which the drop-in library's symbols call.
 pub static API: Api = Api {
-    // SAFETY: each function below is the verb of its name, and keeps to its man page: objects live in boxes that only their destroying function frees, and the
-    // device copies to and from registered memory under a lock that deregistering and destroying take.
+    // SAFETY: each function below is the verb of its name, and follows its man page: objects live
+    // in boxes that only their destroying function frees, and the device copies to and from
+    // registered memory under a lock that deregistering and destroying take.
     promise: unsafe { Promise::given() },
     get_device_list: registry::get_device_list,
     free_device_list: registry::free_device_list,

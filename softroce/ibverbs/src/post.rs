@@ -1,4 +1,4 @@
-//! Posting work: C's lists of requests, turned into the engine's one by one without allocation.
+//! Posting: converts C's lists of work requests to the engine's, one by one without allocation.
 
 use core::ffi::c_int;
 use std::slice;
@@ -21,7 +21,7 @@ use crate::{address, window};
 const MAX_SGES: usize = capacity::SGES as usize;
 const MAX_INLINE: usize = capacity::INLINE as usize;
 
-/// ibv_post_send(3): the whole list is queued, then sent.
+/// ibv_post_send(3): queues the whole list, then transmits (one doorbell).
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -31,11 +31,13 @@ pub(crate) unsafe extern "C" fn post_send(
     let (soft, is_datagram) = unsafe { (SoftQp::handle(qp), SoftQp::is_datagram(qp)) };
     soft.post_send(|posting| {
         let mut next = wr;
-        // SAFETY: the list is well formed by contract: each request is live, the last one's `next` is null.
+        // SAFETY: the list is well formed by contract: each request is live, the last one's `next`
+        // is null.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: so is its list of elements, what they point to when it is inline, and the address handle of a datagram.
+            // SAFETY: so are its SGE list, the inline memory it names, and the address handle of a
+            // datagram.
             if let Err(refused) = unsafe { send_one(posting, request, is_datagram.then_some(qp)) } {
-                // SAFETY: the caller's to write (man page).
+                // SAFETY: writable by contract (man page).
                 unsafe { *bad_wr = next };
                 return errno_of(refused);
             }
@@ -53,7 +55,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: `qp` is live and ours by contract.
     let soft = unsafe { SoftQp::handle(qp) };
-    // SAFETY: the list is well formed, and `bad_wr` the caller's to write (man page).
+    // SAFETY: the list is well formed, and `bad_wr` writable by contract (man page).
     soft.post_receive(|posting| unsafe { each_receive(wr, bad_wr, |request| posting.receive(request)) })
 }
 
@@ -69,10 +71,10 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     soft.post_receive(|posting| unsafe { each_receive(wr, bad_wr, |request| posting.receive(request)) })
 }
 
-/// Hands the receives of a list to `post`, up to the first that is refused.
+/// Passes the receives of a list to `post`, up to the first that is refused.
 ///
 /// # Safety
-/// Each request is live and the last one's `next` is null; `bad_wr` may be written.
+/// Each request is live and the last one's `next` is null; `bad_wr` is writable.
 unsafe fn each_receive(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -82,7 +84,7 @@ unsafe fn each_receive(
     // SAFETY: by contract.
     while let Some(request) = unsafe { next.as_ref() } {
         let wr_id = request.wr_id;
-        // SAFETY: so is its list of elements.
+        // SAFETY: so is its SGE list.
         let posted = unsafe { elements(request.sg_list, request.num_sge) }
             .and_then(|list| with_sges(list, |sges| post(&ReceiveRequest { wr_id, sges })));
         if let Err(refused) = posted {
@@ -102,7 +104,7 @@ pub(crate) fn errno_of(refused: PostError) -> c_int {
     }
 }
 
-/// The list of elements of a request.
+/// The SGE list of a request.
 ///
 /// # Safety
 /// `list` points to `count` elements when that is positive.
@@ -123,7 +125,8 @@ pub(crate) fn to_sge(element: &ibv_sge) -> Sge {
     }
 }
 
-/// Runs `post` with the elements as the engine has them, on the stack; one, the usual number, without touching the room for all.
+/// Calls `post` with the engine's SGEs, on the stack; a single one, the common case, does not
+/// initialise the whole array.
 fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
     match list {
         [] => post(&[]),
@@ -141,8 +144,9 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
 /// Queues one send request.
 ///
 /// # Safety
-/// Its list of elements is live, with IBV_SEND_INLINE the memory they name, for a binding its window and region, which are ours, and so is the UD queue pair
-/// `datagrams`, if it is of one, with the address handle of a SEND, which is ours.
+/// These are live: its SGE list, with IBV_SEND_INLINE the memory it names, for a bind its window
+/// and region (ours), the UD queue pair `datagrams`, if given, and the address handle of its SEND
+/// (ours).
 unsafe fn send_one(
     posting: &mut Posting<'_>,
     wr: &ibv_send_wr,
@@ -154,10 +158,10 @@ unsafe fn send_one(
         (None, _) => None,
         // SAFETY: by contract; a queue pair's domain never changes.
         (Some(qp), Operation::Send { .. }) => Some(unsafe { destination_of(wr, (*qp).pd) }?),
-        // Its union holds something else than an address handle.
+        // Its union holds another member than an address handle.
         _ => return Err(PostError::Invalid),
     };
-    // A request without packets has no bytes: its list is not looked at.
+    // A local request has no payload: its SGE list is ignored.
     let count = if operation.is_local() { 0 } else { wr.num_sge };
     // SAFETY: by contract.
     let list = unsafe { elements(wr.sg_list, count) }?;
@@ -178,13 +182,14 @@ unsafe fn send_one(
     if wr.send_flags & IBV_SEND_INLINE == 0 || operation.is_local() {
         return with_sges(list, |sges| post(Payload::Gather(sges)));
     }
-    // A request that is too long is refused before any of it is read: the engine knows only what the queue pair may have.
+    // Inline data that is too long is refused before it is read: the engine checks only the queue
+    // pair's own limit.
     if list.iter().map(|element| u64::from(element.length)).sum::<u64>() > MAX_INLINE as u64 {
         return Err(PostError::Invalid);
     }
     match list {
         [] => post(Payload::Inline(&[])),
-        // SAFETY: by contract, as is that nobody changes it during the call.
+        // SAFETY: by contract, and not modified during the call.
         [one] => post(Payload::Inline(unsafe { bytes_of(one) })),
         many => {
             let mut gathered = [0; MAX_INLINE];
@@ -200,7 +205,7 @@ unsafe fn send_one(
     }
 }
 
-/// The memory that an inline element names.
+/// The memory that an inline SGE names.
 ///
 /// # Safety
 /// It is readable and unchanged for as long as the reference is used.
@@ -208,18 +213,20 @@ unsafe fn bytes_of<'a>(element: &ibv_sge) -> &'a [u8] {
     if element.length == 0 {
         return &[];
     }
-    // The program cast its pointer to an integer for the C struct: that exposed it.
+    // The program cast its pointer to an integer for the C struct, which exposed its provenance.
     let start = std::ptr::with_exposed_provenance::<u8>(element.addr as usize);
     // SAFETY: by contract.
     unsafe { slice::from_raw_parts(start, element.length as usize) }
 }
 
-/// Where a datagram of a queue pair in `pd` goes. The path is copied: the handle may be destroyed once the request is posted.
+/// The destination of a datagram of a queue pair in `pd`. The path is copied: the handle may be
+/// destroyed once the request is posted.
 ///
 /// # Safety
 /// The request's address handle is null, or live and ours.
 unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destination, PostError> {
-    // SAFETY: the members of the union are plain data, and a UD queue pair's SENDs have this one (man page).
+    // SAFETY: the members of the union are plain data, and SENDs of a UD queue pair use this one
+    // (man page).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: by contract.
     let path = unsafe { address::path_of(ud.ah, pd) }.ok_or(PostError::Invalid)?;
@@ -230,17 +237,19 @@ unsafe fn destination_of(wr: &ibv_send_wr, pd: *mut ibv_pd) -> Result<Destinatio
     })
 }
 
-/// What a request asks for.
+/// The operation of a request.
 ///
 /// # Safety
-/// The window and the region of a binding are null, or live and ours.
+/// The window and the region of a bind are null, or live and ours.
 unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
-    // SAFETY: called for the opcodes with immediate data only, for which the caller has filled it (man page).
+    // SAFETY: called for the opcodes with immediate data only, for which the caller has filled it
+    // (man page).
     let imm = || Some(u32::from_be(unsafe { wr.anon_1.imm_data }));
     // SAFETY: as above, for the opcodes that invalidate.
     let invalidated = || RKey(unsafe { wr.anon_1.invalidate_rkey });
-    // A program need not initialise the member that its opcode does not use: that one is not looked at.
-    // SAFETY: called for WRITE and READ only, for which the caller has filled it (man page).
+    // A program need not initialise the member that its opcode does not use, so only the used one
+    // is read. SAFETY: called for WRITE and READ only, for which the caller has filled it (man
+    // page).
     let rdma = || unsafe { wr.wr.rdma };
     // SAFETY: as above, for the atomics.
     let atomic = || unsafe { wr.wr.atomic };
@@ -260,7 +269,8 @@ unsafe fn operation_of(wr: &ibv_send_wr) -> Result<Operation, PostError> {
         IBV_WR_SEND_WITH_INV => Operation::SendInvalidate { rkey: invalidated() },
         IBV_WR_LOCAL_INV => Operation::Invalidate { rkey: invalidated() },
         IBV_WR_BIND_MW => {
-            // SAFETY: the caller has filled this member for the opcode (man page); window and region by contract.
+            // SAFETY: the caller has filled this member for the opcode (man page); window and
+            // region by contract.
             let bind = unsafe {
                 window::posted_bind(
                     wr.anon_2.bind_mw.mw,

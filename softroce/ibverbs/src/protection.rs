@@ -17,26 +17,24 @@ use crate::context::{Context, next_handle};
 use crate::post::to_sge;
 use crate::{device_memory, errno};
 
-/// A protection domain: what C sees, and what it stands for.
 #[repr(C)]
 pub(crate) struct SoftPd {
     base: ibv_pd,
     pub(crate) pd: Pd,
 }
 
-/// A memory region: what C sees, and what it stands for.
 #[repr(C)]
 struct SoftMr {
     base: ibv_mr,
-    /// Its addresses begin at 0.
+    /// Its addresses begin at 0 (IBV_ACCESS_ZERO_BASED).
     zero_based: bool,
     mr: Mr,
 }
 
-/// The access flags above this bit may be ignored by who does not know them (ibv_reg_mr(3)): bits 20 to 29.
+/// Optional access flags, which may be ignored if unknown (ibv_reg_mr(3)): bits 20 to 29.
 const OPTIONAL: u32 = 0x3ff * IBV_ACCESS_OPTIONAL_FIRST;
 
-/// What an object's creation says when the device has no room.
+/// The errno value of a failed creation.
 pub(crate) fn errno_of_limit(error: LimitError) -> c_int {
     match error {
         LimitError::Size => libc::EINVAL,
@@ -61,14 +59,14 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     }
 }
 
-/// ibv_alloc_pd(3): `EBUSY` while regions, windows or queue pairs are in it.
+/// ibv_alloc_pd(3): `EBUSY` while regions, windows or queue pairs use it.
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let soft = pd.cast::<SoftPd>();
     // SAFETY: `pd` is live and ours by contract.
     if unsafe { &*soft }.pd.is_shared() {
         return libc::EBUSY;
     }
-    // SAFETY: it came from a Box in `alloc_pd`, and is given up by the caller.
+    // SAFETY: it came from a Box in `alloc_pd`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(soft) });
     0
 }
@@ -96,7 +94,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     unsafe { register(pd, addr, length, iova, access as u32) }
 }
 
-/// What the macro `ibv_reg_mr` calls when the flags are not known when compiling.
+/// Called by the macro `ibv_reg_mr` when the flags are not a compile-time constant.
 pub(crate) unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -108,7 +106,6 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-/// What access flags mean.
 struct Access {
     rights: Rights,
     zero_based: bool,
@@ -116,8 +113,8 @@ struct Access {
 
 impl Access {
     /// # Errors
-    /// The errno value for flags that are not known here. Huge pages and relaxed ordering are hints, and need nothing. On-demand paging is not there to be had: the
-    /// device looks at every page when it is registered.
+    /// The errno value for unknown flags. Huge pages and relaxed ordering are hints, and ignored.
+    /// On-demand paging is not supported: the device examines every page at registration.
     fn of(flags: u32) -> Result<Self, c_int> {
         const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
             | IBV_ACCESS_REMOTE_WRITE
@@ -142,7 +139,7 @@ impl Access {
     }
 }
 
-fn errno_of_refused(error: RegisterError) -> c_int {
+fn errno_of_register_error(error: RegisterError) -> c_int {
     tracing::debug!("memory region: {error}");
     match error {
         RegisterError::Range | RegisterError::Rights => libc::EINVAL,
@@ -153,11 +150,11 @@ fn errno_of_refused(error: RegisterError) -> c_int {
     }
 }
 
-/// What C sees of a region, or null with `errno` set.
+/// Creates the C struct of a region, or returns null with `errno` set.
 ///
 /// # Safety
 /// `pd` is live and ours.
-unsafe fn give(
+unsafe fn export_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -180,7 +177,7 @@ unsafe fn give(
             mr,
         }))
         .cast(),
-        Err(error) => errno::null(errno_of_refused(error)),
+        Err(error) => errno::null(errno_of_register_error(error)),
     }
 }
 
@@ -200,14 +197,16 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
     };
     // SAFETY: live by contract.
     let soft = unsafe { &*pd.cast::<SoftPd>() };
-    // SAFETY: the memory stays mapped until it is deregistered by contract; how the program uses it meanwhile is its concern, as with any RDMA device.
+    // SAFETY: the memory stays mapped until it is deregistered by contract; concurrent use by the
+    // program is its responsibility, as with any RDMA device.
     let registered = unsafe { soft.pd.register(range, access.rights) };
     // SAFETY: the same contract.
-    unsafe { give(pd, addr, len, access.zero_based, registered) }
+    unsafe { export_mr(pd, addr, len, access.zero_based, registered) }
 }
 
-/// ibv_reg_dmabuf_mr(3), for memory of GPUs: the dma-buf itself is nothing that a process could copy from, but `iova` is the memory's address by every caller's convention, and CUDA tells whether that is so. What it is not
-/// so for is `EOPNOTSUPP`, as everything is where there is no CUDA.
+/// ibv_reg_dmabuf_mr(3), for GPU memory. A process cannot copy from the dma-buf itself, but by
+/// convention of all callers `iova` is the memory's address, which CUDA confirms. Otherwise, or
+/// without CUDA, `EOPNOTSUPP`.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
@@ -240,11 +239,11 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     };
     // SAFETY: live by contract.
     let soft = unsafe { &*pd.cast::<SoftPd>() };
-    // SAFETY: the memory stays until it is deregistered, by contract.
+    // SAFETY: the memory stays allocated until it is deregistered, by contract.
     let registered = unsafe { soft.pd.register_device(range, access.rights) };
     // SAFETY: the same contract. The address of such a region is its offset in the dma-buf.
     unsafe {
-        give(
+        export_mr(
             pd,
             ptr::without_provenance_mut(offset as usize),
             length,
@@ -254,7 +253,8 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     }
 }
 
-/// The `reg_dm_mr` entry of `verbs_context`, ibv_alloc_dm(3): addresses are from 0 on, and the flags must say so.
+/// The `reg_dm_mr` entry of `verbs_context`, ibv_alloc_dm(3): always zero-based, which the flags
+/// must say.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -271,7 +271,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     let (soft, dm) = unsafe { (&*pd.cast::<SoftPd>(), device_memory::handle(dm)) };
     let registered = soft.pd.register_device_memory(dm, offset, length, access.rights);
     // SAFETY: the same contract.
-    unsafe { give(pd, ptr::null_mut(), length, true, registered) }
+    unsafe { export_mr(pd, ptr::null_mut(), length, true, registered) }
 }
 
 /// The `alloc_null_mr` entry of `verbs_context`, ibv_alloc_null_mr(3).
@@ -279,11 +279,12 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: live and ours by contract.
     let registered = unsafe { &*pd.cast::<SoftPd>() }.pd.null_region();
     // SAFETY: the same contract.
-    unsafe { give(pd, ptr::null_mut(), usize::MAX, false, registered) }
+    unsafe { export_mr(pd, ptr::null_mut(), usize::MAX, false, registered) }
 }
 
-/// ibv_rereg_mr(3): the region keeps its keys, and changes between two packets. When it fails the region is as it was: `IBV_REREG_MR_ERR_INPUT`, with the reason
-/// in `errno`, `EBUSY` among them while windows are bound to it.
+/// ibv_rereg_mr(3): the region keeps its keys, and changes atomically with respect to packets. On
+/// failure the region is unchanged: `IBV_REREG_MR_ERR_INPUT`, with the reason in `errno`, such as
+/// `EBUSY` while windows are bound to it.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -308,14 +309,14 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         Ok(access) => access,
         Err(value) => return refuse(value),
     };
-    // SAFETY: live and ours by contract, and nobody uses the struct meanwhile.
+    // SAFETY: live and ours by contract, and not used by other threads during the call.
     let soft = unsafe { &mut *mr.cast::<SoftMr>() };
     let zero_based = access.as_ref().map_or(soft.zero_based, |access| access.zero_based);
-    // Whether its addresses begin at 0 is decided with where they are.
+    // Zero-based addressing is part of the translation.
     if zero_based && !soft.zero_based && !given(IBV_REREG_MR_CHANGE_TRANSLATION) {
         return refuse(libc::EINVAL);
     }
-    // SAFETY: live by contract, when it is to change.
+    // SAFETY: live by contract, if it is to change.
     if given(IBV_REREG_MR_CHANGE_PD) && unsafe { (*pd).context } != soft.base.context {
         return refuse(libc::EINVAL);
     }
@@ -330,9 +331,9 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         pd: new_pd.map(|soft| &soft.pd),
         rights: access.map(|access| access.rights),
     };
-    // SAFETY: the new memory stays mapped as that of `register`.
+    // SAFETY: the new memory stays mapped as for `register`.
     if let Err(error) = unsafe { soft.mr.change(&change) } {
-        return refuse(errno_of_refused(error));
+        return refuse(errno_of_register_error(error));
     }
     if new_pd.is_some() {
         soft.base.pd = pd;
@@ -343,7 +344,8 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     0
 }
 
-/// The `advise_mr` entry of `verbs_context`, ibv_advise_mr(3). The pages of a region are there from the beginning: advice to fetch them is taken, and nothing is left to do.
+/// The `advise_mr` entry of `verbs_context`, ibv_advise_mr(3). The pages of a region are always
+/// present, so prefetching has no effect.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: ib_uverbs_advise_mr_advice,
@@ -351,7 +353,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     sg_list: *mut ibv_sge,
     num_sges: u32,
 ) -> c_int {
-    /// `IBV_ADVISE_MR_FLAG_FLUSH`: to be done on return, as all of it is.
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`: complete on return, which always holds.
     const FLUSH: u32 = 1;
     let write = match advice {
         IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
@@ -376,13 +378,15 @@ pub(crate) unsafe extern "C" fn advise_mr(
     0
 }
 
-/// ibv_reg_mr(3): `EBUSY` while windows are bound to it. When it returns 0, no copy to or from the memory is in flight.
+/// ibv_reg_mr(3): `EBUSY` while windows are bound to it. When it returns 0, no copy to or from the
+/// memory is in flight.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: `mr` is live and ours by contract; the handle is written at creation and destruction only.
+    // SAFETY: `mr` is live and ours by contract; the handle is written at creation and destruction
+    // only.
     if unsafe { &(*mr.cast::<SoftMr>()).mr }.deregister().is_err() {
         return libc::EBUSY;
     }
-    // SAFETY: it came from a Box in `register`, and is given up by the caller.
+    // SAFETY: it came from a Box in `register`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(mr.cast::<SoftMr>()) });
     0
 }

@@ -1,4 +1,5 @@
-//! What a device and its one port are: ibv_query_device(3), ibv_query_port(3), ibv_query_gid(3), ibv_query_pkey(3).
+//! Attributes of a device and its one port: ibv_query_device(3), ibv_query_port(3),
+//! ibv_query_gid(3), ibv_query_pkey(3).
 
 use core::ffi::{c_char, c_int};
 use std::mem::{MaybeUninit, offset_of};
@@ -15,7 +16,6 @@ use doorbell_verbs_sys::{
 use crate::context::Context;
 use crate::errno;
 
-/// The number of the only port.
 pub(crate) const PORT: u8 = 1;
 
 /// The only partition: the default one, with full membership (IBTA vol 1, 10.9.1).
@@ -23,24 +23,25 @@ const DEFAULT_PKEY: u16 = 0xffff;
 
 /// `IBV_WIDTH` 4X, as `active_width` has it (ibv_query_port(3)).
 const WIDTH_4X: u8 = 2;
-/// 10 Gb/s per lane: with 4X a port of 40 Gb/s, the order of what loopback carries.
+/// 10 Gb/s per lane: with 4X a port of 40 Gb/s, the order of magnitude of loopback.
 const SPEED_QDR: u8 = 4;
 /// `LinkUp` and `Disabled` of the physical states (IBTA vol 1, 14.2.5.6).
 const PHYSICAL_LINK_UP: u8 = 5;
 const PHYSICAL_DISABLED: u8 = 3;
-/// `IBV_QPF_GRH_REQUIRED`: addresses need a GID, as always under RoCE.
+/// `IBV_QPF_GRH_REQUIRED`: address vectors need a GID, as always under RoCE.
 const GRH_REQUIRED: u8 = 1;
 
 /// ibv_query_device(3).
 pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: `context` is live by contract.
     let attributes = device_attributes(unsafe { Context::from_ptr(context) });
-    // SAFETY: the caller's to write (man page).
+    // SAFETY: writable by contract (man page).
     unsafe { attr.write(attributes) };
     0
 }
 
-/// The `query_device_ex` entry of `verbs_context`, ibv_query_device_ex(3): fills as much of the struct as the caller knows.
+/// The `query_device_ex` entry of `verbs_context`, ibv_query_device_ex(3): fills as much of the
+/// struct as the caller's version has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
@@ -52,12 +53,13 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     if asks_more || attr_size < offset_of!(ibv_device_attr_ex, odp_caps) {
         return libc::EINVAL;
     }
-    // SAFETY: all-zero is an ibv_device_attr_ex: integers only. What stays zero is what no soft device has: on-demand paging, for it pins no page; segmentation,
-    // hashing and pacing of raw packets, and tag matching.
+    // SAFETY: all-zero is a valid ibv_device_attr_ex: integers only. What a soft device lacks stays
+    // zero: on-demand paging, as no page is pinned; segmentation, hashing and pacing of raw
+    // packets, and tag matching.
     let mut attributes: ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: `context` is live by contract.
     attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
-    // Every bit of a stamp counts.
+    // Every bit of a time stamp is valid.
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
     attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
@@ -66,7 +68,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
     attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
     let len = attr_size.min(size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has `len` bytes at least, ours as many; all of both is plain integers.
+    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are plain
+    // integers.
     unsafe {
         attr.cast::<u8>().write_bytes(0, attr_size);
         (&raw const attributes)
@@ -76,7 +79,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// The `query_rt_values` entry of `verbs_context`, ibv_query_rt_values_ex(3): the device's clock, in ticks, as `tv_nsec` has it for other devices too.
+/// The `query_rt_values` entry of `verbs_context`, ibv_query_rt_values_ex(3): the device's clock,
+/// in ticks, in `tv_nsec` as other devices do.
 pub(crate) unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: live by contract.
     let values = unsafe { &mut *values };
@@ -109,7 +113,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         hw_ver: 0,
         max_qp: capacity::QPS as c_int,
         max_qp_wr: capacity::WORK_REQUESTS as c_int,
-        // Not MEM_MGT_EXTENSIONS, which promises fast registration too.
+        // Not MEM_MGT_EXTENSIONS, which includes fast registration.
         device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD
             | IBV_DEVICE_PORT_ACTIVE_EVENT
             | IBV_DEVICE_SYS_IMAGE_GUID
@@ -144,7 +148,8 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         max_srq_wr: capacity::WORK_REQUESTS as c_int,
         max_srq_sge: capacity::SGES as c_int,
         max_pkeys: 1,
-        // Under 8 µs on most machines: 4.096 µs · 2^15 is the code that rxe gives, generous for a thread that may have to be woken.
+        // Under 8 µs on most machines. 4.096 µs · 2^15 is rxe's code, generous for a thread that
+        // may have to be woken.
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
     }
@@ -173,7 +178,8 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     attr
 }
 
-/// The `query_port` entry of `verbs_context`: fills as much of the struct as the caller knows.
+/// The `query_port` entry of `verbs_context`: fills as much of the struct as the caller's version
+/// has.
 pub(crate) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -186,7 +192,8 @@ pub(crate) unsafe extern "C" fn query_port(
     // SAFETY: `context` is live by contract.
     let attributes = port_attributes(unsafe { Context::from_ptr(context) });
     let len = len.min(size_of::<ibv_port_attr>());
-    // SAFETY: the caller's struct has `len` bytes at least, ours as many; all of both is plain integers.
+    // SAFETY: the caller's struct has at least `len` bytes, and so has ours; both are plain
+    // integers.
     unsafe {
         (&raw const attributes)
             .cast::<u8>()
@@ -195,7 +202,7 @@ pub(crate) unsafe extern "C" fn query_port(
     0
 }
 
-/// The exported ibv_query_port, for programs that know the struct only up to `flags`.
+/// The exported ibv_query_port, for programs whose struct ends at `flags`.
 pub(crate) unsafe extern "C" fn query_port_compat(
     context: *mut ibv_context,
     port: u8,
@@ -217,18 +224,18 @@ pub(crate) unsafe extern "C" fn query_gid(
     }
     // SAFETY: `context` is live by contract.
     let device = &unsafe { Context::from_ptr(context) }.device;
-    // An entry of the table that is empty now is all zero.
+    // An empty table entry is all zero.
     let raw = if device.port().addressed {
         device.info().gid.0
     } else {
         [0; 16]
     };
-    // SAFETY: the caller's to write (man page).
+    // SAFETY: writable by contract (man page).
     unsafe { gid.write(ibv_gid { raw }) };
     0
 }
 
-/// The one entry of the GID table; `None` while the device's interface has not its address.
+/// The one entry of the GID table; `None` while the device's interface lacks its address.
 fn gid_entry(context: &Context) -> Option<ibv_gid_entry> {
     context.device.port().addressed.then(|| ibv_gid_entry {
         gid: ibv_gid {
@@ -241,13 +248,13 @@ fn gid_entry(context: &Context) -> Option<ibv_gid_entry> {
     })
 }
 
-/// Writes as much of the entry as the caller knows.
+/// Writes as much of the entry as the caller's version has.
 ///
 /// # Safety
-/// `to` has room for `size` bytes.
+/// `to` has space for `size` bytes.
 unsafe fn write_entry(entry: &ibv_gid_entry, to: *mut ibv_gid_entry, size: usize) {
     let len = size.min(size_of::<ibv_gid_entry>());
-    // SAFETY: room for `len` by contract; `entry` has as many bytes, none of them padding.
+    // SAFETY: space for `len` bytes by contract; `entry` has as many, none of them padding.
     unsafe {
         std::ptr::from_ref(entry)
             .cast::<u8>()
@@ -279,7 +286,7 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     0
 }
 
-/// ibv_query_gid_table(3): how many entries, or a negative errno value.
+/// ibv_query_gid_table(3): the number of entries, or a negative errno value.
 pub(crate) unsafe extern "C" fn query_gid_table(
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -297,7 +304,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     let Some(found) = gid_entry(unsafe { Context::from_ptr(context) }) else {
         return 0;
     };
-    // SAFETY: there is room for one entry of `entry_size` bytes.
+    // SAFETY: there is space for one entry of `entry_size` bytes.
     unsafe { write_entry(&found, entries, entry_size) };
     1
 }
@@ -312,7 +319,7 @@ pub(crate) unsafe extern "C" fn query_pkey(
     if port != PORT || index != 0 {
         return errno::minus_one(libc::EINVAL);
     }
-    // SAFETY: the caller's to write (man page).
+    // SAFETY: writable by contract (man page).
     unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
     0
 }

@@ -1,4 +1,4 @@
-//! Queue pairs: creating, changing, querying and destroying them.
+//! Queue pairs: create, modify, query, destroy.
 
 use core::ffi::c_int;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -22,42 +22,43 @@ use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno};
 
-/// A queue pair: what C sees, and what it stands for.
 #[repr(C)]
 pub(crate) struct SoftQp {
     base: ibv_qp_ex,
-    /// Requests between `ibv_wr_start` and `ibv_wr_complete`, when it was created for these calls.
+    /// Requests between `ibv_wr_start` and `ibv_wr_complete`, if created for these calls.
     stage: Option<Stage>,
-    /// Dropped before the rest, which must stay in place until the last event is acknowledged.
+    /// Dropped before the rest, which must stay allocated until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
-    /// Sends name their destination.
+    /// UD: each send has a destination.
     is_datagram: bool,
-    /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
-    /// Asynchronous events handed to the application.
+    /// Asynchronous events reported to the application.
     async_events: AtomicU32,
 }
 
 impl SoftQp {
-    /// The queue pair behind C's pointer. Not a reference to the whole: other threads may write `base` meanwhile (its state, its acknowledged events).
+    /// The queue pair behind a C pointer. Not a reference to the whole: other threads may write
+    /// `base` meanwhile (its state, its acknowledged events).
     ///
     /// # Safety
     /// `qp` came from [`create_qp`] and was not destroyed; the reference is not used after it is.
     pub(crate) unsafe fn handle<'a>(qp: *mut ibv_qp) -> &'a Qp {
-        // SAFETY: ours by contract, `base` being its first member; the handle is written at creation and destruction only.
+        // SAFETY: ours by contract, `base` being its first member; the handle is written at
+        // creation and destruction only.
         unsafe { &(*qp.cast::<Self>()).qp }
     }
 
-    /// Where `ibv_wr_*` stages its requests, if it was created for these calls.
+    /// The staging buffer of `ibv_wr_*`, if created for these calls.
     ///
     /// # Safety
     /// As for [`handle`](Self::handle).
     pub(crate) unsafe fn stage<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Stage> {
-        // SAFETY: ours by contract, `base` being its first member; the field is written at creation and destruction only.
+        // SAFETY: ours by contract, `base` being its first member; the field is written at creation
+        // and destruction only.
         unsafe { (*qp.cast::<Self>()).stage.as_ref() }
     }
 
-    /// Whether its sends name their destination.
+    /// Whether it is UD.
     ///
     /// # Safety
     /// As for [`handle`](Self::handle).
@@ -67,26 +68,25 @@ impl SoftQp {
     }
 }
 
-/// A queue pair's name in events: its address.
+/// A queue pair's event token: its address.
 fn token_of(qp: *mut SoftQp) -> Token {
     qp.expose_provenance() as Token
 }
 
 fn from_token(token: Token) -> *mut SoftQp {
-    // It came from a pointer of this process.
+    // It came from a pointer in this process.
     ptr::with_exposed_provenance_mut(token as usize)
 }
 
 /// Counts an asynchronous event handed to the application.
 ///
 /// # Safety
-/// The event was just taken from the context's queue of events, under its lock.
+/// The event was just taken from the context's event queue, under its lock.
 pub(crate) unsafe fn count_async_event(token: Token) {
-    // SAFETY: live: destroying it takes its events out first.
+    // SAFETY: live: destroying it removes its events first.
     unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The queue pair that an event names, as C sees it.
 pub(crate) fn of_event(token: Token) -> *mut ibv_qp {
     from_token(token).cast()
 }
@@ -97,8 +97,8 @@ pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
     unsafe { create(pd, &*init, None) }
 }
 
-/// ibv_create_qp_ex(3): a protection domain is required; what is for queue pairs that the device has not (XRC, TSO, hashing) is `EOPNOTSUPP`, what nobody
-/// knows `EINVAL`.
+/// ibv_create_qp_ex(3): a protection domain is required; `EOPNOTSUPP` for known features that the
+/// device lacks (XRC, TSO, hashing), `EINVAL` for unknown ones.
 pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     const SUPPORTED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     const KNOWN: u32 = SUPPORTED
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
         | IBV_QP_INIT_ATTR_IND_TABLE
         | IBV_QP_INIT_ATTR_RX_HASH;
-    // Neither asks for anything here: there is no multicast that could come back, and no bus to pad for.
+    // Both have no effect here: there is no multicast loopback, and no bus to pad for.
     const FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
     // SAFETY: live by contract.
     let attr = unsafe { &*init };
@@ -132,7 +132,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     unsafe { create(attr.pd, &classic, operations) }
 }
 
-/// ibv_qp_to_qp_ex, see ibv_wr_post(3): null for a queue pair that was created without send operations.
+/// ibv_qp_to_qp_ex, see ibv_wr_post(3): null for a queue pair that was created without send
+/// operations.
 pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let extended = qp.cast::<ibv_qp_ex>();
     // SAFETY: live and ours by contract.
@@ -142,7 +143,7 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// Creates a queue pair; with the calls of ibv_wr_post(3) for these `operations`, when there are any.
+/// Creates a queue pair, with the calls of ibv_wr_post(3) for `operations` if given.
 ///
 /// # Safety
 /// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
@@ -155,7 +156,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         IBV_QPT_UD => Transport::Ud,
         _ => return errno::null(libc::EOPNOTSUPP),
     };
-    if operations.is_some_and(|asked| asked & !wr::operations_of(transport) != 0) {
+    if operations.is_some_and(|requested| requested & !wr::operations_of(transport) != 0) {
         return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: the completion queues are live and ours by contract, or null.
@@ -181,18 +182,18 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
     let context = unsafe { (*pd).context };
     // SAFETY: as above.
     let events = &unsafe { Context::from_ptr(context) }.events;
-    // Its address is its name in events, so that it exists before the queue pair does.
-    let place = Box::into_raw(Box::<SoftQp>::new_uninit()).cast::<SoftQp>();
+    // Its address is its event token, so it is allocated before the queue pair is created.
+    let allocation = Box::into_raw(Box::<SoftQp>::new_uninit()).cast::<SoftQp>();
     let owner = Owner {
         queue: Arc::clone(events),
-        token: token_of(place),
+        token: token_of(allocation),
     };
     let qp = match soft_pd.pd.queue_pair(&config, owner) {
         Ok(qp) => qp,
         Err(error) => {
             tracing::debug!("ibv_create_qp: {error}");
-            // SAFETY: just taken from that Box, and never filled.
-            drop(unsafe { Box::from_raw(place.cast::<MaybeUninit<SoftQp>>()) });
+            // SAFETY: just taken from that Box, and uninitialised.
+            drop(unsafe { Box::from_raw(allocation.cast::<MaybeUninit<SoftQp>>()) });
             return errno::null(match error {
                 CreateQpError::Size | CreateQpError::OtherDevice => libc::EINVAL,
                 CreateQpError::Exhausted => libc::ENOMEM,
@@ -223,9 +224,9 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         async_events: AtomicU32::new(0),
     };
     // SAFETY: just allocated for it.
-    unsafe { place.write(soft) };
-    // `init.cap` stays as it is: the queues are as large as asked for.
-    place.cast()
+    unsafe { allocation.write(soft) };
+    // `init.cap` is unchanged: the queues have exactly the requested sizes.
+    allocation.cast()
 }
 
 /// ibv_modify_qp(3).
@@ -246,7 +247,8 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     }
     if mask & IBV_QP_STATE != 0 {
         let state = attr.qp_state;
-        // SAFETY: live; the library writes it in this call only, which the caller does not make twice at the same time for one queue pair.
+        // SAFETY: live; the library writes it in this call only, which the caller does not make
+        // concurrently for one queue pair.
         unsafe { (*qp).state = state };
     }
     0
@@ -265,7 +267,7 @@ pub(crate) unsafe extern "C" fn query_qp(
         return libc::EINVAL;
     };
     let queried = attributes::to_attr(&found);
-    // SAFETY: all three are the caller's to write or ours (man page).
+    // SAFETY: all three are writable by contract (man page) or ours.
     unsafe {
         init.write(ibv_qp_init_attr {
             qp_context: (*qp).qp_context,
@@ -286,10 +288,11 @@ pub(crate) unsafe extern "C" fn query_qp(
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let soft = qp.cast::<SoftQp>();
     let token = token_of(soft);
-    // SAFETY: `qp` is live and ours by contract, given up by the caller, and nothing uses the handle after this.
+    // SAFETY: `qp` is live and ours by contract, the caller gives up ownership, and nothing uses
+    // the handle after this.
     unsafe { ManuallyDrop::drop(&mut (*soft).qp) };
-    // From here on the device knows it no more: no new event comes.
-    // SAFETY: the rest of it is live still; the mutex and condition were initialised with it.
+    // From here on the device does not know it: no new event is reported. SAFETY: the rest of it is
+    // still live; the mutex and condition were initialised with it.
     unsafe {
         (*soft)
             .events

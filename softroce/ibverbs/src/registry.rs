@@ -1,4 +1,4 @@
-//! The list of devices: fixed by the first call that needs it, for the life of the process.
+//! The device list: fixed by the first call that needs it, for the life of the process.
 
 use core::ffi::{c_char, c_int};
 use std::ptr;
@@ -12,20 +12,21 @@ use parking_lot::Mutex;
 
 use crate::errno;
 
-/// A device as C sees it, and how to open it.
+/// A device as a C struct, and its configuration.
 #[repr(C)]
 pub(crate) struct SoftDevice {
     base: ibv_device,
-    /// Whose device it is. rdma-core's drivers, linked into programs, look here in the devices that they are asked about, whether they are theirs.
+    /// Null driver pointer. rdma-core drivers linked into programs read this field of the devices
+    /// they are given, to find whether these are theirs.
     _driver: usize,
     config: DeviceConfig,
     guid: u64,
-    /// The device while any context is open on it: all contexts of the process share it. It is opened and closed under this lock, so that
-    /// whoever opens it anew finds its address free.
+    /// The device while any context is open on it; all contexts of the process share it. It is
+    /// opened and closed under this lock, so that its address is free when it is opened again.
     open: Mutex<Option<Arc<Device>>>,
 }
 
-/// The devices were listed already, so that their configuration stands.
+/// The devices were already listed, so their configuration is fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the soft devices are in use already: configure them before the first call that lists them")]
 pub struct AlreadyInUse;
@@ -35,39 +36,43 @@ static DEVICES: OnceLock<Result<Box<[SoftDevice]>, ConfigError>> = OnceLock::new
 
 static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 
-/// Chooses the devices of this process, before anything lists them; without it the environment does.
+/// Configures the devices of this process, before anything lists them; the default is the
+/// environment.
 ///
 /// # Errors
 /// When the devices have been listed or configured already.
 pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
     let mut given = Some(devices);
     let set = || Ok(soft_devices(given.take().unwrap_or_default()));
-    // Whether the closure ran tells whether we were first.
+    // If the closure ran, this call was the first.
     let _ = DEVICES.get_or_init(set);
     given.map_or(Ok(()), |_| Err(AlreadyInUse))
 }
 
-/// Why the last attempt to list or open a device failed, in one line; `None` when none did. What `errno` cannot tell.
+/// Why the last attempt to list or open a device failed, in one line; `None` if none did. More than
+/// `errno` can express.
 pub fn last_open_error() -> Option<String> {
     LAST_OPEN_ERROR.lock().clone()
 }
 
-/// The processes that the device of this name, which is open here, reaches without UDP: a number that no other group of processes has, on whatever host. `None` where it reaches all by UDP.
+/// The process group that the open device of this name reaches without UDP: a globally unique
+/// number. `None` if it reaches all peers over UDP.
 pub fn local_group(name: &str) -> Option<u64> {
-    of_open(name, |device| device.local_group()).flatten()
+    with_open_device(name, |device| device.local_group()).flatten()
 }
 
-/// How payloads get from the device of this name, which is open here, to other processes of this host, the best way first; none where all goes over UDP.
+/// The copy modes of the open device of this name for payloads to other processes of this host, in
+/// order of preference; empty if all goes over UDP.
 pub fn local_movers(name: &str) -> Vec<Mover> {
-    of_open(name, |device| device.local_movers()).unwrap_or_default()
+    with_open_device(name, |device| device.local_movers()).unwrap_or_default()
 }
 
-fn of_open<R>(name: &str, ask: impl FnOnce(&Device) -> R) -> Option<R> {
+fn with_open_device<R>(name: &str, query: impl FnOnce(&Device) -> R) -> Option<R> {
     let device = devices().ok()?.iter().find(|device| device.config.name == name)?;
-    device.open.lock().as_deref().map(ask)
+    device.open.lock().as_deref().map(query)
 }
 
-fn note(error: &dyn std::fmt::Display) {
+fn record_error(error: &dyn std::fmt::Display) {
     tracing::error!("{error}");
     *LAST_OPEN_ERROR.lock() = Some(error.to_string());
 }
@@ -83,7 +88,7 @@ fn soft_devices(configs: Vec<DeviceConfig>) -> Box<[SoftDevice]> {
     configs.into_iter().enumerate().map(device).collect()
 }
 
-/// Fills a C string's array, whose last byte stays zero.
+/// Copies a C string; the last byte of the array stays zero.
 fn set(to: &mut [c_char], text: &str) {
     let room = to.len() - 1;
     for (to, from) in to[..room].iter_mut().zip(text.bytes()) {
@@ -105,7 +110,7 @@ impl SoftDevice {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        // Where the kernel would show it. Under `doorbell run` something is there.
+        // The kernel's paths, which exist under `doorbell run`.
         set(&mut base.name, &config.name);
         set(&mut base.dev_name, &format!("uverbs{index}"));
         set(
@@ -122,12 +127,13 @@ impl SoftDevice {
         }
     }
 
-    /// The device behind C's pointer.
+    /// The device behind a C pointer.
     ///
     /// # Safety
     /// `device` came from [`get_device_list`].
     pub(crate) unsafe fn from_ptr(device: *mut ibv_device) -> &'static Self {
-        // SAFETY: the list holds pointers to `base`, the first member of SoftDevice, each derived from a reference to the whole, which lives for ever.
+        // SAFETY: the list holds pointers to `base`, the first member of SoftDevice, each derived
+        // from a reference to the whole, which is never freed.
         unsafe { &*device.cast::<Self>() }
     }
 
@@ -135,12 +141,12 @@ impl SoftDevice {
         ptr::from_ref(self).cast::<ibv_device>().cast_mut()
     }
 
-    /// Its node GUID in host order.
     pub(crate) fn guid(&self) -> u64 {
         self.guid
     }
 
-    /// The device, opened by the first who asks. A failure is an errno value, its reason kept for [`last_open_error`].
+    /// Opens the device, or shares it if already open. An error is an errno value; its reason is
+    /// kept for [`last_open_error`].
     pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
         let mut open = self.open.lock();
         if let Some(device) = &*open {
@@ -152,7 +158,7 @@ impl SoftDevice {
                 Ok(device)
             }
             Err(error) => {
-                note(&error);
+                record_error(&error);
                 Err(errno_of(&error))
             }
         }
@@ -160,11 +166,12 @@ impl SoftDevice {
 }
 
 impl SoftDevice {
-    /// A context is done with the device: closes it when nothing else is on it.
+    /// Releases a context's reference: closes the device if nothing else uses it.
     pub(crate) fn close(&self, device: Arc<Device>) {
         let mut open = self.open.lock();
         drop(device);
-        // 1 is ours, and nobody can take another from it under the lock. Objects that outlive their context keep it open.
+        // The one left is this field's, and no thread can clone it under the lock. Objects that
+        // outlive their context keep the device open.
         if open.as_ref().is_some_and(|device| Arc::strong_count(device) == 1) {
             *open = None;
         }
@@ -196,7 +203,7 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
     let devices = match devices() {
         Ok(devices) => devices,
         Err(error) => {
-            note(error);
+            record_error(error);
             return errno::null(libc::EINVAL);
         }
     };
@@ -206,17 +213,18 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
         return errno::null(libc::ENOMEM);
     }
     for (index, device) in devices.iter().enumerate() {
-        // SAFETY: `list` has room for one pointer per device, and for the null pointer that calloc left at its end.
+        // SAFETY: `list` has space for one pointer per device, and for the null pointer that calloc
+        // left at its end.
         unsafe { list.add(index).write(device.as_ptr()) };
     }
     if !num_devices.is_null() {
-        // SAFETY: not null, so the caller's to write (man page).
+        // SAFETY: not null, so writable by contract (man page).
         unsafe { *num_devices = devices.len() as c_int };
     }
     list
 }
 
-/// ibv_get_device_list(3): the devices in it stay.
+/// ibv_get_device_list(3): the devices in it stay valid.
 pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     // SAFETY: the list came from `get_device_list`, thus from calloc(3), or is null.
     unsafe { libc::free(list.cast()) };

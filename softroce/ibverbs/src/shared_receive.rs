@@ -1,4 +1,4 @@
-//! Shared receive queues: creating, changing, querying and destroying them.
+//! Shared receive queues: create, modify, query, destroy.
 
 use core::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -16,53 +16,52 @@ use crate::context::{Context, await_acknowledged, next_handle};
 use crate::errno;
 use crate::protection::{SoftPd, errno_of_limit};
 
-/// A shared receive queue: what C sees, and what it stands for.
 #[repr(C)]
 pub(crate) struct SoftSrq {
     base: ibv_srq,
     srq: Srq,
-    /// The context's events, to take ours out of.
     events: Arc<EventQueue<Event>>,
-    /// Asynchronous events handed to the application.
+    /// Asynchronous events reported to the application.
     async_events: AtomicU32,
 }
 
 impl SoftSrq {
-    /// The queue behind C's pointer. Not a reference to the whole: other threads may write `base` meanwhile (its acknowledged events).
+    /// The queue behind a C pointer. Not a reference to the whole: other threads may write `base`
+    /// meanwhile (its acknowledged events).
     ///
     /// # Safety
     /// `srq` came from [`create_srq`] and was not destroyed; the reference is not used after it is.
     pub(crate) unsafe fn handle<'a>(srq: *mut ibv_srq) -> &'a Srq {
-        // SAFETY: ours by contract, `base` being its first member; the handle is written at creation and destruction only.
+        // SAFETY: ours by contract, `base` being its first member; the handle is written at
+        // creation and destruction only.
         unsafe { &(*srq.cast::<Self>()).srq }
     }
 }
 
-/// A queue's name in events: its address.
+/// A queue's event token: its address.
 fn token_of(srq: *mut SoftSrq) -> Token {
     srq.expose_provenance() as Token
 }
 
 fn from_token(token: Token) -> *mut SoftSrq {
-    // It came from a pointer of this process.
+    // It came from a pointer in this process.
     ptr::with_exposed_provenance_mut(token as usize)
 }
 
 /// Counts an asynchronous event handed to the application.
 ///
 /// # Safety
-/// The event was just taken from the context's queue of events, under its lock.
+/// The event was just taken from the context's event queue, under its lock.
 pub(crate) unsafe fn count_async_event(token: Token) {
-    // SAFETY: live: destroying it takes its events out first.
+    // SAFETY: live: destroying it removes its events first.
     unsafe { &(*from_token(token)).async_events }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The queue that an event names, as C sees it.
 pub(crate) fn of_event(token: Token) -> *mut ibv_srq {
     from_token(token).cast()
 }
 
-/// ibv_create_srq(3). The limit is not armed, whatever `srq_limit` says (man page).
+/// ibv_create_srq(3). The limit is not armed, whatever `srq_limit` is (man page).
 pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: both are live by contract, and `pd` is ours.
     let (soft_pd, init) = unsafe { (&*pd.cast::<SoftPd>(), &*init) };
@@ -70,22 +69,22 @@ pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
     let context = unsafe { (*pd).context };
     // SAFETY: as above.
     let events = &unsafe { Context::from_ptr(context) }.events;
-    // Its address is its name in events, so that it exists before the queue does.
-    let place = Box::into_raw(Box::<SoftSrq>::new_uninit()).cast::<SoftSrq>();
+    // Its address is its event token, so it is allocated before the queue is created.
+    let allocation = Box::into_raw(Box::<SoftSrq>::new_uninit()).cast::<SoftSrq>();
     let config = SrqConfig {
         max_wr: init.attr.max_wr,
         max_sge: init.attr.max_sge,
     };
     let owner = Owner {
         queue: Arc::clone(events),
-        token: token_of(place),
+        token: token_of(allocation),
     };
     let srq = match soft_pd.pd.shared_receive_queue(config, owner) {
         Ok(srq) => srq,
         Err(error) => {
             tracing::debug!("ibv_create_srq: {error}");
-            // SAFETY: just taken from that Box, and never filled.
-            drop(unsafe { Box::from_raw(place.cast::<MaybeUninit<SoftSrq>>()) });
+            // SAFETY: just taken from that Box, and uninitialised.
+            drop(unsafe { Box::from_raw(allocation.cast::<MaybeUninit<SoftSrq>>()) });
             return errno::null(errno_of_limit(error));
         }
     };
@@ -104,9 +103,9 @@ pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
         async_events: AtomicU32::new(0),
     };
     // SAFETY: just allocated for it.
-    unsafe { place.write(soft) };
-    // `init.attr` stays as it is: the queue is as large as asked for.
-    place.cast()
+    unsafe { allocation.write(soft) };
+    // `init.attr` is unchanged: the queue has exactly the requested size.
+    allocation.cast()
 }
 
 /// ibv_create_srq_ex(3), for the basic type.
@@ -156,7 +155,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     let Some(found) = unsafe { SoftSrq::handle(srq) }.query() else {
         return libc::EINVAL;
     };
-    // SAFETY: the caller's to write (man page).
+    // SAFETY: writable by contract (man page).
     unsafe {
         attr.write(ibv_srq_attr {
             max_wr: found.max_wr,
@@ -167,7 +166,8 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     0
 }
 
-/// ibv_create_srq(3): `EBUSY` while queue pairs take receives from it; waits until its events are acknowledged (ibv_get_async_event(3)).
+/// ibv_create_srq(3): `EBUSY` while queue pairs use it; waits until its events are acknowledged
+/// (ibv_get_async_event(3)).
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     let soft = srq.cast::<SoftSrq>();
     let token = token_of(soft);
@@ -175,8 +175,8 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     if unsafe { SoftSrq::handle(srq) }.is_shared() {
         return libc::EBUSY;
     }
-    // SAFETY: it is live still, and the mutex and condition were initialised with it. No queue pair takes receives and nobody arms its limit, so that no new event
-    // comes.
+    // SAFETY: it is still live, and the mutex and condition were initialised with it. No queue pair
+    // uses it and no thread arms its limit, so no new event is reported.
     unsafe {
         (*soft).events.remove(|event| *event == Event::SrqLimit(token));
         let wanted = (*soft).async_events.load(Ordering::Relaxed);

@@ -19,7 +19,6 @@ use crate::post::errno_of;
 use crate::protection::{SoftPd, errno_of_limit};
 use crate::queue_pair::SoftQp;
 
-/// A memory window: what C sees, and what it stands for.
 #[repr(C)]
 struct SoftMw {
     base: ibv_mw,
@@ -51,16 +50,17 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     }
 }
 
-/// ibv_dealloc_mw(3): what is bound is bound no more.
+/// ibv_dealloc_mw(3): unbinds it too.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: it came from a Box in `alloc_mw`, and is given up by the caller.
+    // SAFETY: it came from a Box in `alloc_mw`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(mw.cast::<SoftMw>()) });
     0
 }
 
-/// ibv_bind_mw(3), for windows of type 1: the window has the new key when it returns, and the key is good when the request has been carried out.
+/// ibv_bind_mw(3), for type 1 windows: the window has the new key on return; the key becomes valid
+/// when the request has been executed.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: all are live by contract, and nobody binds the window elsewhere meanwhile.
+    // SAFETY: all are live by contract, and no other thread binds the window during the call.
     let (soft, window, request) = unsafe { (SoftQp::handle(qp), *mw, &*mw_bind) };
     if window.type_ != IBV_MW_TYPE_1 {
         return libc::EINVAL;
@@ -86,7 +86,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
     };
     match soft.post_send(|posting| posting.send(&send)) {
         Ok(()) => {
-            // SAFETY: the caller's window, which this call gives its new key (man page).
+            // SAFETY: the caller's window, whose key this call updates (man page).
             unsafe { (*mw).rkey = rkey };
             0
         }
@@ -94,17 +94,19 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
     }
 }
 
-/// The binding that a request asks for. Region and range are looked at when it is carried out.
+/// The bind of a request. Region and range are checked when it is executed.
 ///
 /// # Errors
-/// When the window is of another type than the request's, the key is not one of the window's, or an access flag is not one of a window's.
+/// When the window is of another type than the request's, the key is not one of the window's, or an
+/// access flag is not valid for a window.
 ///
 /// # Safety
 /// `mw` is null, or live and ours; so is the region.
 unsafe fn bind_of(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<Bind, PostError> {
     const KNOWN: u32 =
         IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED;
-    // SAFETY: null, or live by contract; a reference to the handle only, as the caller may write the key.
+    // SAFETY: null, or live by contract; a reference to the handle only, as the caller may write
+    // the key.
     let window = (!mw.is_null()).then(|| unsafe { &(*mw.cast::<SoftMw>()).mw });
     // SAFETY: null, or live by contract.
     let region = unsafe { info.mr.as_ref() };
@@ -127,7 +129,7 @@ unsafe fn bind_of(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result
     })
 }
 
-/// The binding that a posted IBV_WR_BIND_MW asks for: of a window of type 2, as those of type 1 have [`bind_mw`].
+/// The bind of a posted IBV_WR_BIND_MW, for type 2 windows; type 1 windows use [`bind_mw`].
 ///
 /// # Errors
 /// As [`bind_of`].

@@ -1,14 +1,19 @@
-//! Posting by calls, request by request: ibv_wr_post(3).
+//! The extended posting API, one call per request: ibv_wr_post(3).
 //!
-//! A hardware provider writes each request into its send queue as the calls come. Here the engine is behind the device's lock, which nobody may hold for as long
-//! as an application likes; so the requests are staged in memory of the queue pair, allocated when it was created, and `ibv_wr_complete` posts them all
-//! under the lock, or none: each is checked before the first is queued. A mistake on the way (a setter before its request, too many elements, a queue too
-//! small) is kept and told by `ibv_wr_complete`.
+//! A hardware provider writes each request directly into its send queue. Here the engine is behind
+//! the device's lock, which an application must not hold for an unbounded time; so requests are
+//! staged in memory of the queue pair, allocated at creation, and `ibv_wr_complete` posts all of
+//! them under the lock, or none: each is checked before the first is queued. An error in between (a
+//! setter before its request, too many SGEs, a full queue) is kept and returned by
+//! `ibv_wr_complete`.
 //!
-//! `ibv_wr_start` holds a lock of the queue pair until the batch is completed or aborted, so that threads take turns, and a thread that starts twice waits for itself; one
-//! thread may have batches open on several queue pairs. Calls of operations that were not asked for at creation are null pointers, as rxe has them.
+//! `ibv_wr_start` takes a lock of the queue pair until the batch is completed or aborted, which
+//! serialises threads; a thread that starts twice deadlocks. A thread may have batches open on
+//! several queue pairs. Calls of operations not requested at creation are null pointers, as with
+//! rxe.
 //!
-//! A new operation is a row in [`operations_of`], a pointer in [`with_calls`], and its function beside [`send`].
+//! To add an operation: a row in [`operations_of`], a pointer in [`with_calls`], and its function
+//! beside [`send`].
 
 use core::ffi::{c_int, c_void};
 use std::cell::UnsafeCell;
@@ -49,18 +54,19 @@ pub(crate) fn operations_of(transport: Transport) -> u64 {
     })
 }
 
-/// What C sees of a queue pair: its calls for the operations that it was created for, and none when it was created for none.
+/// The C struct of a queue pair, with the function pointers of its requested operations, if any.
 pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex {
-    // SAFETY: all-zero is an ibv_qp_ex: integers, null pointers and calls that are `None`. The mutex and condition are overwritten by those of `qp_base`.
+    // SAFETY: all-zero is a valid ibv_qp_ex: integers, null pointers and function pointers that are
+    // `None`. The mutex and condition are overwritten by those of `qp_base`.
     let mut qp: ibv_qp_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     qp.qp_base = qp_base;
     let Some(operations) = operations else {
         return qp;
     };
-    let asked = |operation: u32| operations & u64::from(operation) != 0;
+    let requested = |operation: u32| operations & u64::from(operation) != 0;
     macro_rules! call {
         ($entry:ident, $flag:ident, $function:ident) => {
-            qp.$entry = if asked($flag) { Some($function) } else { None };
+            qp.$entry = if requested($flag) { Some($function) } else { None };
         };
     }
     call!(wr_send, IBV_QP_EX_WITH_SEND, send);
@@ -91,12 +97,12 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex 
 /// The staged requests of a queue pair, behind the lock that a batch holds.
 pub(crate) struct Stage {
     lock: RawMutex,
-    /// Whether a batch is open: the lock is held, and `batch` is its holder's.
+    /// Whether a batch is open: the lock is held, and `batch` belongs to its holder.
     open: AtomicBool,
     batch: UnsafeCell<Batch>,
 }
 
-/// A batch. Its vectors never grow: they have the room that the queue pair's capacities need.
+/// A batch. Its vectors are allocated for the queue pair's capacities and never grow.
 struct Batch {
     requests: Vec<Staged>,
     sges: Vec<Sge>,
@@ -104,11 +110,9 @@ struct Batch {
     max_requests: usize,
     max_sge: usize,
     max_inline: usize,
-    /// The first mistake.
     refused: Option<PostError>,
 }
 
-/// A staged request.
 #[derive(Debug)]
 struct Staged {
     wr_id: u64,
@@ -118,7 +122,7 @@ struct Staged {
     destination: Option<Destination>,
 }
 
-/// Where the bytes of a staged request are: a range of the batch's elements, or of its inline bytes.
+/// The payload of a staged request: a range of the batch's SGEs, or of its inline bytes.
 #[derive(Debug)]
 enum Bytes {
     Gather(Range<usize>),
@@ -126,7 +130,7 @@ enum Bytes {
 }
 
 impl Stage {
-    /// Room for as many requests as the queue pair takes.
+    /// Space for as many requests as the queue pair takes.
     pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
         let (max_requests, max_sge, max_inline) = (
             cap.max_send_wr as usize,
@@ -148,13 +152,16 @@ impl Stage {
         }
     }
 
-    /// Runs `change` on the batch, if one is open. A call outside of one has no way to say so, and changes nothing.
+    /// Runs `change` on the batch, if one is open. A call outside of a batch cannot report an
+    /// error, and has no effect.
     ///
     /// # Safety
-    /// An open batch is this thread's, as ibv_wr_post(3) demands, and `change` does not come back here.
+    /// An open batch belongs to this thread, as ibv_wr_post(3) demands, and `change` does not
+    /// reenter.
     unsafe fn with(&self, change: impl FnOnce(&mut Batch)) {
         if self.open.load(Ordering::Relaxed) {
-            // SAFETY: it is open, thus this thread's alone by contract until it is completed or aborted.
+            // SAFETY: it is open, so it belongs to this thread by contract until it is completed or
+            // aborted.
             change(unsafe { &mut *self.batch.get() });
         }
     }
@@ -167,7 +174,8 @@ impl Stage {
         if !self.open.load(Ordering::Relaxed) {
             return false;
         }
-        // SAFETY: as in `with`; nobody else comes here before the lock is given back. It is ours, `start` having taken it for this batch.
+        // SAFETY: as in `with`; no other thread gets here before the lock is released. This thread
+        // holds it, as `start` took it for this batch.
         unsafe {
             last(&mut *self.batch.get());
             self.open.store(false, Ordering::Relaxed);
@@ -202,7 +210,8 @@ impl Batch {
         });
     }
 
-    /// Changes the request begun last. After a mistake nothing is staged any more: it might be meant for a request that was refused.
+    /// Modifies the request begun last. After an error nothing more is staged: it might belong to a
+    /// request that was refused.
     fn set(&mut self, change: impl FnOnce(&mut Staged, &mut Vec<Sge>, &mut Vec<u8>) -> Result<(), PostError>) {
         if self.refused.is_some() {
             return;
@@ -210,7 +219,7 @@ impl Batch {
         let Some(request) = self.requests.last_mut() else {
             return self.refuse(PostError::Invalid);
         };
-        // A second setter of bytes replaces the first: so the room suffices.
+        // A second payload setter replaces the first, so the capacity suffices.
         match &request.bytes {
             Bytes::Gather(range) => self.sges.truncate(self.sges.len() - range.len()),
             Bytes::Inline(range) => self.inline.truncate(self.inline.len() - range.len()),
@@ -235,11 +244,11 @@ impl Batch {
     }
 
     /// # Safety
-    /// Each piece is readable, and nobody changes it meanwhile.
+    /// Each piece is readable, and not modified during the call.
     unsafe fn set_inline(&mut self, pieces: &[ibv_data_buf]) {
         let max = self.max_inline;
         self.set(|request, _, inline| {
-            // What is too long is refused before any of it is read.
+            // Data that is too long is refused before it is read.
             let total = pieces
                 .iter()
                 .try_fold(0_usize, |sum, piece| sum.checked_add(piece.length));
@@ -304,7 +313,8 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// `ibv_wr_complete`: posts what was staged since `ibv_wr_start`; on an error, an errno value, nothing of it. `EINVAL` without a batch.
+/// `ibv_wr_complete`: posts what was staged since `ibv_wr_start`; on an error (an errno value) none
+/// of it. `EINVAL` without a batch.
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as in `start`; the base is the extended struct's first member.
     let (stage, soft, is_datagram) = unsafe {
@@ -313,17 +323,17 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     let mut posted = Err(PostError::Invalid);
     if let Some(stage) = stage {
-        // SAFETY: an open batch is this thread's by contract.
+        // SAFETY: an open batch belongs to this thread by contract.
         unsafe { stage.end(|batch| posted = soft.post_send(|posting| batch.post(posting, is_datagram))) };
     }
     posted.map_or_else(errno_of, |()| 0)
 }
 
-/// `ibv_wr_abort`: forgets what was staged since `ibv_wr_start`.
+/// `ibv_wr_abort`: discards what was staged since `ibv_wr_start`.
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `complete`.
     if let Some(stage) = unsafe { SoftQp::stage(qp) } {
-        // SAFETY: an open batch is this thread's by contract.
+        // SAFETY: an open batch belongs to this thread by contract.
         unsafe { stage.end(Batch::clear) };
     }
 }
@@ -331,7 +341,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 /// Runs `change` on the open batch of a queue pair.
 ///
 /// # Safety
-/// `qp` is live and ours, and its open batch, if any, this thread's.
+/// `qp` is live and ours, and its open batch, if any, belongs to this thread.
 unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
     // SAFETY: by contract.
     if let Some(stage) = unsafe { SoftQp::stage(qp) } {
@@ -342,12 +352,12 @@ unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
 
 // Requests
 
-/// Stages a request under the name and flags that the caller has set in the queue pair.
+/// Stages a request with the wr_id and flags that the caller has set in the queue pair.
 ///
 /// # Safety
 /// As for [`change`].
 unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
-    // SAFETY: live by contract; the caller alone writes the two while its batch is open.
+    // SAFETY: live by contract; only the caller writes the two while its batch is open.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     // SAFETY: the same contract.
     unsafe { change(qp, |batch| batch.begin(wr_id, flags, operation)) };
@@ -377,7 +387,7 @@ unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
 }
 
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info) {
-    // SAFETY: as above; window, region and what is asked for are live, the first two ours.
+    // SAFETY: as above; window, region and bind info are live, the first two ours.
     unsafe {
         match window::posted_bind(mw, rkey, &*bind_info) {
             Ok(bind) => begin(qp, Operation::Bind(bind)),
@@ -431,7 +441,7 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *
     unsafe { change(qp, |batch| batch.set_elements(elements)) };
 }
 
-/// The bytes are copied at once: the caller may use them anew.
+/// The bytes are copied at once: the caller may reuse its buffer.
 unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     let piece = ibv_data_buf { addr, length };
     // SAFETY: as above; readable by contract.
@@ -445,7 +455,7 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, bu
     unsafe { change(qp, |batch| batch.set_inline(pieces)) };
 }
 
-/// The path is copied: the handle may be destroyed once this has returned.
+/// The path is copied: the handle may be destroyed after this call.
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: null, or live and ours by contract, as is the queue pair, whose domain never changes.
     let path = unsafe { address::path_of(ah, (*qp).qp_base.pd) };
@@ -463,7 +473,7 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn
     unsafe { change(qp, set) };
 }
 
-/// A list of C's.
+/// A C array as a slice.
 ///
 /// # Safety
 /// `first` points to `count` live elements, unless `count` is 0.

@@ -1,4 +1,5 @@
-//! The tests of `api` once more, with everything over UDP, as between hosts. There the two ends of a test, which are on one host, have ways of their own.
+//! The tests of `api` over UDP only, as between hosts. There, both ends of a test are on one host
+//! and use the shm link.
 
 #[path = "api/main.rs"]
 mod api;

@@ -1,5 +1,6 @@
-//! Port events: the interface of a device goes down, loses the device's address, and comes back. In a network namespace of its own, whose loopback interface the test
-//! takes down: it runs itself anew in one.
+//! Port events: the network interface of a device goes down, loses the device's address, and
+//! recovers. Runs itself again in a network namespace of its own, whose loopback interface it takes
+//! down.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -10,7 +11,7 @@ use std::process::Command;
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs_sys::*;
 
-/// Set in the process that has a namespace of its own.
+/// Set in the process inside the namespace.
 const INSIDE: &str = "DOORBELL_TEST_PORT_INSIDE";
 
 #[test]
@@ -20,7 +21,7 @@ fn port_events() {
     }
     let unshare = |command: &mut Command| command.status().is_ok_and(|status| status.success());
     if !unshare(Command::new("unshare").args(["-rn", "true"])) {
-        println!("skipped: this machine lets nobody make a network namespace");
+        println!("skipped: this machine does not permit network namespaces");
         return;
     }
     let test = std::env::current_exe().unwrap();
@@ -54,7 +55,7 @@ fn set_up(up: bool) {
     });
 }
 
-/// Gives the loopback interface an address, or takes it away, as rtnetlink(7) has it.
+/// Adds or removes an address of the loopback interface, by rtnetlink(7).
 fn set_address(address: Ipv4Addr, there: bool) {
     const REQUEST: libc::c_int = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
     let (kind, flags) = if there {
@@ -63,15 +64,15 @@ fn set_address(address: Ipv4Addr, there: bool) {
         (libc::RTM_DELADDR, REQUEST)
     };
     let mut message = Vec::new();
-    // nlmsghdr: length, kind, flags, sequence number, port.
+    // nlmsghdr: length, type, flags, sequence number, port.
     message.extend(32_u32.to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend((flags as u16).to_ne_bytes());
     message.extend([0; 8]);
-    // ifaddrmsg: family, prefix, flags, scope, interface, the first of a namespace.
+    // ifaddrmsg: family, prefix, flags, scope, index of the namespace's first interface.
     message.extend([libc::AF_INET as u8, 32, 0, 0]);
     message.extend(1_u32.to_ne_bytes());
-    // rtattr: length, kind, value.
+    // rtattr: length, type, value.
     message.extend(8_u16.to_ne_bytes());
     message.extend(libc::IFA_LOCAL.to_ne_bytes());
     message.extend(address.octets());
@@ -85,14 +86,13 @@ fn set_address(address: Ipv4Addr, there: bool) {
         let length = libc::recv(socket.as_raw_fd(), reply.as_mut_ptr().cast(), reply.len(), 0);
         (length, reply)
     };
-    // nlmsgerr: 0 when it was done.
+    // nlmsgerr: 0 on success.
     assert!(length >= 20 && reply[16..20] == [0; 4], "{reply:?}");
 }
 
-/// The context's next event, which is of port 1.
 fn next_event(context: *mut ibv_context) -> ibv_event_type {
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().get_async_event)(context, event.as_mut_ptr()), 0);
         (api().ack_async_event)(event.as_mut_ptr());
@@ -104,19 +104,19 @@ fn next_event(context: *mut ibv_context) -> ibv_event_type {
 
 fn port_state(context: *mut ibv_context) -> ibv_port_state {
     let mut port = MaybeUninit::<ibv_port_attr>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!(inline::query_port(api(), context, 1, port.as_mut_ptr()), 0);
         port.assume_init().state
     }
 }
 
-/// How many GIDs there are, and the first.
+/// The number of GIDs, and the first.
 fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
     let mut gid = MaybeUninit::<ibv_gid>::uninit();
     let mut entry = MaybeUninit::<ibv_gid_entry>::uninit();
     let size = size_of::<ibv_gid_entry>();
-    // SAFETY: live, with room for one; filled when it says 0.
+    // SAFETY: live, with room for one; filled on success.
     unsafe {
         let count = api().query_gid_table.unwrap()(context, entry.as_mut_ptr(), 1, 0, size);
         let found = api().query_gid_ex.unwrap()(context, 1, 0, entry.as_mut_ptr(), 0, size);
@@ -142,7 +142,7 @@ fn inside() {
         assert!(!context.is_null());
         context
     };
-    // Every context hears of everything.
+    // Every context gets every event.
     let (one, two) = (open(), open());
     let events = |expected: ibv_event_type| {
         assert_eq!((next_event(one), next_event(two)), (expected, expected));
@@ -150,7 +150,7 @@ fn inside() {
     assert_eq!(port_state(one), IBV_PORT_ACTIVE);
     let (count, gid) = gids(one);
     assert_eq!((count, &gid[12..]), (1, &address.octets()[..]));
-    // Spinning and asleep.
+    // Busy-polling and asleep.
     for _ in 0..3 {
         set_up(false);
         events(IBV_EVENT_PORT_ERR);
@@ -174,7 +174,7 @@ fn inside() {
         assert_eq!(next_event(two), IBV_EVENT_PORT_ERR);
         assert_eq!((api().close_device)(two), 0);
     }
-    // A device says what is so when it is opened.
+    // A newly opened device reports its current port state.
     let three = open();
     assert_eq!(port_state(three), IBV_PORT_DOWN);
     // SAFETY: as above.

@@ -1,7 +1,9 @@
-//! What the engine costs per packet sent and received: a stream of 4096-byte WRITE packets, and SENDs of 16 bytes.
+//! Cost of the engine per packet sent and received: a stream of 4096-byte WRITE packets, and
+//! 16-byte SENDs.
 //!
-//! Each side runs by itself against recorded packets of the other, so that a figure holds one direction only. Receiving includes checking the ICRC,
-//! sending leaves it out, as sealing is the link's work. Memory is one vector per node: its copies are in the figures, the checks of a real device not.
+//! Each side runs by itself against recorded packets of the other, so each result covers one
+//! direction. Receiving includes the ICRC check, sending excludes it, as the link seals. Memory is
+//! one vector per node: copies are included, a real device's checks are not.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,7 +24,7 @@ const ADDRESSES: [IpAddr; 2] = [
 ];
 const MESSAGE: usize = 1 << 20;
 
-/// One region at address 0 that grants everything.
+/// One region at address 0 with all rights.
 struct Flat(Vec<u8>);
 
 impl Flat {
@@ -163,7 +165,7 @@ fn connected() -> [Node; 2] {
     nodes
 }
 
-/// What is posted: one WRITE of a megabyte, or 256 SENDs of 16 bytes.
+/// The load: one WRITE of a megabyte, or 256 SENDs of 16 bytes.
 #[derive(Clone, Copy, Debug)]
 enum Load {
     Write,
@@ -224,7 +226,7 @@ impl Load {
     }
 }
 
-/// Packets of a node, one after another in an arena, as a link's batch holds them.
+/// Packets of a node in an arena, like a link's batch.
 struct Batch {
     arena: Vec<u8>,
     lens: Vec<usize>,
@@ -281,7 +283,7 @@ impl Batch {
     }
 }
 
-/// The parts of a round that are measured.
+/// The measured parts of a round.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Send,
@@ -289,7 +291,7 @@ enum Part {
     Acknowledge,
 }
 
-/// Time of `rounds` rounds spent in one part of them.
+/// Time that `rounds` rounds spend in one part.
 fn rounds(load: Load, part: Part, rounds: u64) -> Duration {
     let [mut left, mut right] = connected();
     let (mut there, mut back) = (Batch::new(), Batch::new());

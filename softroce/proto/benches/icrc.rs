@@ -1,4 +1,5 @@
-//! What the ICRC costs, beside a plain CRC-32 over the same bytes, and what finding the Identification adds.
+//! Cost of the ICRC, compared with a plain CRC-32 over the same bytes, and of solving for the
+//! Identification.
 
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
@@ -72,7 +73,8 @@ fn check(c: &mut Criterion) {
             let mut next = packets.iter().cycle();
             group.bench_function(BenchmarkId::new(name, payload), |b| {
                 b.iter(|| {
-                    // So far apart that a counting source may be anywhere, and the same few packets can come round.
+                    // So far apart that a counting source may be anywhere, and the same few packets
+                    // can repeat.
                     now = now + Duration::from_secs(100);
                     let payload = next.next().expect("a cycle has no end");
                     let ident = Ident::Unknown { segment: 0 };
@@ -89,7 +91,7 @@ fn check(c: &mut Criterion) {
             });
         };
         run("exact", &[sealed(0)]);
-        // Few enough to stay in the nearest cache.
+        // Few enough to stay in the L1 cache.
         let steps = |step: u16| (0..4).map(|n| sealed(1000 + n * step)).collect::<Vec<_>>();
         run("counting, solved one in four", &steps(1));
         run("counting, solved always", &steps(2));

@@ -1,4 +1,4 @@
-//! What reading and writing a packet's headers costs.
+//! Cost of parsing and writing a packet's headers.
 
 use core::hint::black_box;
 

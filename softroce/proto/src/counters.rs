@@ -1,48 +1,50 @@
-//! What an endpoint counted: the only trace that a datagram leaves which is refused.
+//! Counters of an endpoint: the only trace of refused datagrams.
 
-/// Numbers since the endpoint was made. They only grow.
+/// Counts since the endpoint was created; they never decrease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+// fields: one per counted cause
 pub struct Counters {
-    /// Datagrams taken from the wire.
+    /// Packets received.
     pub rx_packets: u64,
-    /// Packets written for the wire.
+    /// Packets written.
     pub tx_packets: u64,
-    /// Refused: bytes that are no packet, or one of another transport than its queue pair's.
+    /// Refused: not a valid packet, or of another transport than its queue pair.
     pub malformed: u64,
-    /// Refused: no such queue pair, or one that does not receive.
+    /// Refused: no such queue pair, or not in a receiving state.
     pub no_qp: u64,
-    /// Refused: the queue pair is connected to another address.
+    /// Refused: from another address than the connected peer.
     pub wrong_peer: u64,
-    /// Refused: a datagram with another queue key than its queue pair's.
+    /// Refused: wrong Q_Key (UD).
     pub qkey_violations: u64,
-    /// Messages over UC and UD given up without a word: incomplete, too long, without a receive or a right, or (at the sender) longer than a datagram.
+    /// UC and UD messages dropped silently: incomplete, too long, without a receive or a right, or
+    /// (at the sender) longer than a datagram.
     pub dropped_messages: u64,
-    /// Refused: the ICRC does not match.
+    /// Refused: wrong ICRC.
     pub icrc_errors: u64,
-    /// Requests and responses seen before, or too late to matter.
+    /// Duplicate requests and responses, or too late to matter.
     pub duplicates: u64,
-    /// Requests and responses past the next one expected.
+    /// Requests and responses beyond the next expected PSN.
     pub out_of_sequence: u64,
-    /// Responses that fit no request: an acknowledgement of what was never sent, a READ response to a SEND.
+    /// Responses that match no request: an ACK of a packet never sent, a READ response to a SEND.
     pub unexpected_responses: u64,
-    /// NAKs sent because a request was missing.
+    /// PSN sequence error NAKs sent.
     pub sequence_naks_sent: u64,
-    /// NAKs sent because no receive was posted.
+    /// RNR NAKs sent.
     pub rnr_naks_sent: u64,
-    /// NAKs sent because a request was malformed.
+    /// Invalid request NAKs sent.
     pub invalid_request_naks_sent: u64,
-    /// NAKs sent because a request was refused access.
+    /// Remote access error NAKs sent.
     pub remote_access_naks_sent: u64,
-    /// NAKs sent because a request could not be carried out.
+    /// Remote operational error NAKs sent.
     pub remote_operational_naks_sent: u64,
-    /// NAKs received because a request was missing.
+    /// PSN sequence error NAKs received.
     pub sequence_naks_received: u64,
-    /// NAKs received because no receive was posted.
+    /// RNR NAKs received.
     pub rnr_naks_received: u64,
     /// NAKs received that end the connection.
     pub fatal_naks_received: u64,
-    /// Requests sent again.
+    /// Retransmitted request packets.
     pub retransmits: u64,
-    /// Times that the local ACK timeout ran out.
+    /// Expired local ACK timeouts.
     pub timeouts: u64,
 }

@@ -1,22 +1,22 @@
-//! All the queue pairs of one device, and the demultiplexing of datagrams to them.
+//! The queue pairs of one device: demultiplexing by destination QPN, round-robin sending, timers.
 
 mod config;
-mod later;
-mod short;
+mod deferred;
+mod fast_path;
+mod types;
 
-use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use crate::cm::Mad;
 use crate::counters::Counters;
 use crate::gsi::{GSI, Gsi, ReceivedMad};
 use crate::ident::{IdentTracker, Verdict};
-use crate::lanes::FullLanes;
 use crate::memory::Memory;
-use crate::numbers::Block;
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Source};
+use crate::qp::packet::{InboundPacket, PayloadSource};
 use crate::qp::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, QueuePair};
+use crate::qpn::Block;
+use crate::shm_links::FullShmLinks;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
@@ -25,152 +25,49 @@ use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Send
 use crate::{Instant, Qpn};
 
 pub use config::EndpointConfig;
-pub use short::Short;
+pub use fast_path::Short;
+pub use types::{AsyncEvent, Datagram, Ident, LanePacket, Transmit};
 
-/// Packets of one queue pair that are sent before another one has its turn: enough for runs that a link can batch.
-const BURST: u32 = 16;
+/// Packets that one queue pair sends before the next one is served (round-robin): long enough for
+/// the runs that a link batches (GSO).
+const MAX_BURST: u32 = 16;
 
-/// Queue pairs that are worth looking at for [`Endpoint::only_acknowledges`].
-const FEW: usize = 4;
-
-/// What the receiver knows of the IPv4 Identification of a datagram, which the ICRC covers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ident {
-    /// Its value.
-    Known(u16),
-    /// A UDP socket does not tell; the datagram was number `segment` of its receive batch (0 unless coalesced).
-    Unknown {
-        /// Its place in a coalesced receive.
-        segment: u16,
-    },
-}
-
-/// A datagram that arrived on the RoCEv2 port, and what its IP and UDP headers said.
-#[derive(Clone, Copy, Debug)]
-pub struct Datagram<'a> {
-    /// Source address.
-    pub src: IpAddr,
-    /// Destination address.
-    pub dst: IpAddr,
-    /// Source UDP port.
-    pub src_port: u16,
-    /// Destination UDP port.
-    pub dst_port: u16,
-    /// IPv4 Identification; ignored for IPv6.
-    pub ident: Ident,
-    /// The UDP payload: BTH up to and with the ICRC.
-    pub payload: &'a [u8],
-}
-
-/// A packet that arrived on a lane: its headers, which are the owner's copy. The payload is where the owner's [`Memory`] finds it.
-#[derive(Clone, Copy, Debug)]
-pub struct LanePacket<'a> {
-    /// The lane.
-    pub lane: LaneId,
-    /// The address that both ends have.
-    pub address: IpAddr,
-    /// BTH and extension headers, without pad and ICRC.
-    pub headers: &'a [u8],
-    /// The length of the payload in bytes.
-    pub len: usize,
-}
-
-/// A packet to send.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Transmit {
-    /// Source address.
-    pub src: IpAddr,
-    /// Destination address.
-    pub dst: IpAddr,
-    /// IPv4 TOS or IPv6 traffic class.
-    pub traffic_class: u8,
-    /// TTL or hop limit.
-    pub hop_limit: u8,
-    /// Its length in the buffer, the 4 bytes of the ICRC included, which are not yet filled in: whoever knows the Identification seals it.
-    pub len: usize,
-    /// Which queue pair sends it.
-    pub qpn: Qpn,
-    /// The lane that it takes, if it takes one. It has neither pad nor ICRC then.
-    pub lane: Option<LaneId>,
-    /// On a lane: bytes of headers in front of those of the payload that are in the buffer.
-    pub headers: usize,
-    /// On a lane: bytes of payload that are not in the buffer, but in what the [`Memory`] was told to refer to.
-    pub referred: u32,
-    /// On a lane: what it refers to may change as soon as this is told, and is to be copied before. Otherwise it stays until the peer has answered.
-    pub fleeting: bool,
-    /// On the wire: it keeps its order towards the other packets of its queue pair, also if it is an acknowledgement. See [`QpInit::acknowledges_first`].
-    pub in_order: bool,
-}
-
-impl Transmit {
-    fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
-        Self {
-            src: path.local,
-            dst: path.remote,
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            len,
-            qpn,
-            lane: path.lane,
-            headers: 0,
-            referred: 0,
-            fleeting: false,
-            in_order: false,
-        }
-    }
-}
-
-/// What a device tells its owner unasked (ibv_get_async_event(3)).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AsyncEvent {
-    /// IBV_EVENT_QP_FATAL: an error that no completion of its own reports put the queue pair into the error state.
-    QpFatal(Qpn),
-    /// IBV_EVENT_QP_REQ_ERR: the peer sent a malformed request.
-    QpRequestError(Qpn),
-    /// IBV_EVENT_QP_ACCESS_ERR: the peer's request was refused access.
-    QpAccessError(Qpn),
-    /// IBV_EVENT_COMM_EST: the first message came while still in RTR.
-    CommunicationEstablished(Qpn),
-    /// IBV_EVENT_SQ_DRAINED.
-    SendQueueDrained(Qpn),
-    /// IBV_EVENT_QP_LAST_WQE_REACHED: the queue pair is in the error state and takes no more receives of its shared receive queue.
-    LastWqeReached(Qpn),
-    /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives are in the shared receive queue than its limit, which is disarmed now.
-    SrqLimitReached(SrqId),
-}
+/// [`Endpoint::only_acknowledges`] examines at most this many queue pairs.
+const MAX_ACK_ONLY_QPS: usize = 4;
 
 /// The protocol state of one device: its queue pairs.
 ///
-/// Order of calls, as quinn-proto has it: after any of `post_*`, `modify_qp`, `destroy_qp`, `handle_*`, drain `poll_completion` and
-/// `poll_event`, call `poll_transmit` until it gives `None` (or the link is full), then ask `poll_timeout` when to call `handle_timeout`. As
-/// `poll_transmit` reads memory it may fail requests too, so drain completions and events after it again.
+/// Order of calls: after any of `post_*`, `modify_qp`, `destroy_qp` and `handle_*`, drain
+/// `poll_completion` and `poll_event`, call `poll_transmit` until it returns `None` (or the link is
+/// full), then call `poll_timeout` for the next deadline of `handle_timeout`. `poll_transmit` reads
+/// memory and so may fail requests: drain completions and events again after it.
 ///
-/// Nothing is allocated per packet or per request, except that the queues of completions and events grow to the most that was ever in them.
+/// Nothing is allocated per packet or request, beyond the high-water mark of the queues.
 #[derive(Debug)]
 pub struct Endpoint {
     qps: QpTable,
     config: EndpointConfig,
     idents: IdentTracker,
     timers: Timers,
-    active: Active,
-    /// The queue pair of the packet for the wire given last, until its path may change.
-    sent_last: Option<u32>,
+    active: SendSchedule,
+    /// The queue pair of the last UDP packet returned, cleared when its path may change.
+    last_sent: Option<u32>,
     gsi: Gsi,
-    full_lanes: FullLanes,
+    full_shm_links: FullShmLinks,
     out: Outbox,
 }
 
-/// Queue pairs that may have something to send, in turn.
+/// Queue pairs that may have packets to send, served round-robin.
 #[derive(Debug, Default)]
-struct Active {
+struct SendSchedule {
     queue: VecDeque<u32>,
-    /// By slot: it is in the queue.
+    /// By slot: whether it is queued.
     queued: Vec<bool>,
-    /// Packets that the first one may still send.
-    left: u32,
+    /// Packets that the front queue pair may still send in this burst.
+    burst_left: u32,
 }
 
-impl Active {
+impl SendSchedule {
     fn add(&mut self, index: u32) {
         if let Some(queued) = self.queued.get_mut(index as usize)
             && !*queued
@@ -180,12 +77,12 @@ impl Active {
         }
     }
 
-    /// The turn of the first one is over.
-    fn next(&mut self, again: bool) {
-        self.left = BURST;
+    /// Ends the front queue pair's burst.
+    fn end_burst(&mut self, requeue: bool) {
+        self.burst_left = MAX_BURST;
         if let Some(index) = self.queue.pop_front() {
             self.queued[index as usize] = false;
-            if again {
+            if requeue {
                 self.add(index);
             }
         }
@@ -193,10 +90,10 @@ impl Active {
 }
 
 impl Endpoint {
-    /// Queue pairs that can exist at once.
+    /// Maximum number of queue pairs.
     pub const MAX_QPS: usize = QpTable::MAX;
 
-    /// An endpoint without queue pairs, with the default configuration but for the seed.
+    /// An endpoint with the default configuration and this seed.
     pub fn new(seed: u64) -> Self {
         Self::with_config(EndpointConfig {
             seed,
@@ -210,47 +107,50 @@ impl Endpoint {
             qps: QpTable::new(config.seed),
             config: EndpointConfig {
                 window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
-                lane_window: config.lane_window.clamp(1, EndpointConfig::MAX_WINDOW),
+                shm_window: config.shm_window.clamp(1, EndpointConfig::MAX_WINDOW),
                 ..config
             },
             idents: IdentTracker::default(),
             timers: Timers::default(),
-            sent_last: None,
-            active: Active {
-                left: BURST,
-                ..Active::default()
+            last_sent: None,
+            active: SendSchedule {
+                burst_left: MAX_BURST,
+                ..SendSchedule::default()
             },
             gsi: Gsi::default(),
-            full_lanes: FullLanes::default(),
+            full_shm_links: FullShmLinks::default(),
             out: Outbox::default(),
         }
     }
 
     // Objects
 
-    /// Gives the endpoint a block of queue pair numbers. An endpoint that is given one before it has a queue pair uses none but those it is given: others on its address have the rest. One that is given
-    /// none has its address for itself.
+    /// Adds a block of queue pair numbers. An endpoint that is given a block before its first queue
+    /// pair uses only given blocks, as other processes on its address use the rest; otherwise all
+    /// numbers are its own.
     pub fn give_numbers(&mut self, block: Block) {
-        self.qps.numbers().give(block);
+        self.qps.qpns().add_block(block);
     }
 
-    /// Whether another block should be given before the next queue pair is created: half of the numbers are in use, so that they would come again soon.
+    /// Whether to add another block before the next queue pair is created: half of the numbers are
+    /// in use, so freed ones would be reused soon.
     pub fn wants_numbers(&self) -> bool {
         self.qps.wants_numbers()
     }
 
-    /// Whether the given blocks have a number left for another queue pair.
+    /// Whether the blocks have a free number for another queue pair.
     pub fn has_numbers(&self) -> bool {
         self.qps.has_numbers()
     }
 
-    /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset). Its queues are allocated here, once.
+    /// Creates a queue pair in [`State::Reset`](crate::qp::State::Reset), with its queues.
     ///
     /// # Panics
-    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, the given blocks have no number left, or there is no such shared receive queue: their owner sees to all three.
+    /// When there are [`MAX_QPS`](Self::MAX_QPS) already, no number is free, or the shared receive
+    /// queue does not exist: the caller must check all three.
     pub fn create_qp(&mut self, init: QpInit) -> Qpn {
         let config = self.config;
-        let srq = init.srq.map(|id| match self.out.srqs.join(id) {
+        let srq = init.srq.map(|id| match self.out.srqs.attach(id) {
             Some(srq) => srq,
             None => panic!("there is no {id:?}"),
         });
@@ -258,7 +158,7 @@ impl Endpoint {
         let slots = self.qps.slots();
         self.timers.grow(slots);
         self.active.queued.resize(slots, false);
-        self.full_lanes.grow(slots);
+        self.full_shm_links.grow(slots);
         match created {
             Some(qpn) => qpn,
             None => panic!(
@@ -268,20 +168,20 @@ impl Endpoint {
         }
     }
 
-    /// How many queue pairs there are.
+    /// Number of queue pairs.
     pub fn qp_count(&self) -> usize {
         self.qps.len()
     }
 
-    /// Changes attributes and state. Into RESET: everything queued is forgotten without completions. Into ERR: everything is flushed.
+    /// Modifies a queue pair (ibv_modify_qp(3)). RESET discards all requests, ERR flushes them.
     ///
     /// # Errors
-    /// When the table of ibv_modify_qp(3) refuses it; nothing changed then.
+    /// When the transition table refuses it; nothing has changed then.
     pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, modify: &Modify) -> Result<(), ModifyError> {
         let (index, qp) = find(&mut self.qps, qpn).ok_or(ModifyError::UnknownQp)?;
-        self.sent_last = None;
+        self.last_sent = None;
         qp.modify(now, modify, &mut self.out)?;
-        self.touched(index);
+        self.reschedule(index);
         Ok(())
     }
 
@@ -290,53 +190,56 @@ impl Endpoint {
         self.qps.get(self.qps.find(qpn)?).map(QueuePair::attributes)
     }
 
-    /// Forgets a queue pair and what is queued on it, without completions; false when there is none.
+    /// Destroys a queue pair and discards its requests; false when it does not exist.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
-        self.sent_last = None;
+        self.last_sent = None;
         if let Some((index, qp)) = find(&mut self.qps, qpn) {
             self.timers.set(index, None);
-            qp.withdraw(&mut self.out);
+            qp.revoke_refs(&mut self.out);
             if let Some(srq) = qp.srq() {
-                self.out.srqs.leave(srq);
+                self.out.srqs.detach(srq);
             }
         }
         self.qps.remove(qpn)
     }
 
-    /// Creates a shared receive queue, its limit not armed. Its room is allocated here, once.
+    /// Creates a shared receive queue, its limit not armed. Its ring is allocated here, once.
     pub fn create_srq(&mut self, init: SrqInit) -> SrqId {
         self.out.srqs.insert(init)
     }
 
-    /// Changes a shared receive queue: its size where `max_wr` is given, and arms its limit where that is (0 disarms it). When fewer receives than that are queued,
-    /// [`AsyncEvent::SrqLimitReached`] comes, at once if so already, and the limit is disarmed (IBTA vol 1, 10.2.9.5 and 11.2.3).
+    /// Modifies a shared receive queue: resizes it to `max_wr`, arms `limit` (0 disarms). When
+    /// fewer receives than the limit are queued, [`AsyncEvent::SrqLimitReached`] is reported, at
+    /// once if that is so already, and the limit is disarmed (IBTA vol 1, 10.2.9.5 and 11.2.3).
     ///
     /// # Errors
-    /// When a value is out of range; nothing changed then.
+    /// When a value is out of range; nothing has changed then.
     pub fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
         self.out.modify_srq(srq, max_wr, limit)
     }
 
-    /// What a shared receive queue is like now; `None` when there is none.
+    /// The attributes of a shared receive queue; `None` when it does not exist.
     pub fn query_srq(&self, srq: SrqId) -> Option<SrqAttributes> {
         self.out.srqs.get(srq).map(SharedQueue::attributes)
     }
 
-    /// Forgets a shared receive queue and what is queued on it, without completions.
+    /// Destroys a shared receive queue and discards its receives without completions.
     ///
     /// # Errors
-    /// When there is none, or a queue pair takes receives from it.
+    /// When it does not exist, or a queue pair uses it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), SrqError> {
         self.out.srqs.remove(srq)
     }
 
-    // Work
+    // Work requests
 
-    /// Queues a send request; its time begins when its first packet is written, not now. In SQD it waits for the return to RTS, in ERR it completes flushed at once.
+    /// Queues a send request; its ACK timer starts with its first packet. In SQD it waits for the
+    /// return to RTS, in ERR it is flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. In RESET, INIT and RTR every send request is (IBTA vol 1, 10.3.1), and so is what the transport does not offer: UC
-    /// has neither READs nor atomics, and UD takes [`post_datagram`](Self::post_datagram).
+    /// When it is refused; nothing was queued. In RESET, INIT and RTR every send request is refused
+    /// (IBTA vol 1, 10.3.1), and so is what the transport does not offer: UC has neither READs nor
+    /// atomics, UD needs [`post_datagram`](Self::post_datagram).
     pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
         let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
         qp.post_send(request, &mut self.out)?;
@@ -344,11 +247,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Queues a SEND of a UD queue pair; otherwise as [`post_send`](Self::post_send). One that is longer than the port's MTU completes, but is not sent (IBTA vol 1,
-    /// 9.8.4: C10-93.1.1).
+    /// Queues a SEND of a UD queue pair; otherwise as [`post_send`](Self::post_send). A message
+    /// longer than the port's MTU completes without being sent (IBTA vol 1, 9.8.4: C10-93.1.1).
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. On a queue pair that is not UD it is, as is any operation but SEND.
+    /// When it is refused; nothing was queued. Queue pairs other than UD, and operations other than
+    /// SEND, are refused.
     pub fn post_datagram(
         &mut self,
         _now: Instant,
@@ -362,26 +266,29 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a `datagram`, would queue a request after `ahead` others: for
-    /// those who post several requests or none.
+    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
+    /// `datagram`, would accept a request after `ahead` others, for callers that post a list of
+    /// requests or none of it.
     ///
     /// # Errors
-    /// When it would be refused, and why.
+    /// The reason for which it would be refused.
     pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
         let qp = self.qps.find(qpn).and_then(|index| self.qps.get(index));
-        qp.ok_or(PostError::UnknownQp)?.would_take(request, datagram, ahead)
+        qp.ok_or(PostError::UnknownQp)?.check_post(request, datagram, ahead)
     }
 
-    /// Queues a receive request. In ERR it completes flushed at once.
+    /// Queues a receive request. In ERR it is flushed at once.
     ///
     /// # Errors
-    /// When it is refused; nothing was queued. In RESET every receive request is, and always on a queue pair with a shared receive queue.
+    /// When it is refused; nothing was queued. In RESET every receive request is refused, and
+    /// always on a queue pair with a shared receive queue.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
         qp.post_receive(request, &mut self.out)
     }
 
-    /// Queues a receive request for whichever queue pair of a shared receive queue needs one first, whatever states those are in (IBTA vol 1, 10.2.9).
+    /// Queues a receive request on a shared receive queue, for the first of its queue pairs that
+    /// needs one, whatever their states (IBTA vol 1, 10.2.9).
     ///
     /// # Errors
     /// When it is refused; nothing was queued.
@@ -389,11 +296,11 @@ impl Endpoint {
         self.out.srqs.get_mut(srq).ok_or(PostError::UnknownQp)?.post(request)
     }
 
-    // Wire and time
+    // Packets and time
 
-    /// Takes a datagram from the wire. Anything may be in it: what is malformed, fails its ICRC, or belongs to no queue pair changes nothing but counters.
-    ///
-    /// Whether it came to the right UDP port is for the caller to know.
+    /// Handles a datagram received from the network. Its content is not trusted: one that is
+    /// malformed, fails its ICRC or has no queue pair only increments a counter. The caller checks
+    /// the UDP port.
     pub fn handle_datagram<M: Memory>(&mut self, now: Instant, datagram: &Datagram<'_>, memory: &mut M) {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
@@ -416,7 +323,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.is_between(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
+        if !qp.matches_path(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
             counters.wrong_peer += 1;
             return;
         }
@@ -425,11 +332,11 @@ impl Endpoint {
             return;
         }
         qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
-        self.touched(index);
+        self.reschedule(index);
     }
 
     fn handle_management(&mut self, now: Instant, datagram: &Datagram<'_>, packet: &Packet<'_>) {
-        if !Gsi::takes(packet, &mut self.out.counters) {
+        if !Gsi::accepts(packet, &mut self.out.counters) {
             return;
         }
         if self.idents.check(now, datagram) == Verdict::Valid {
@@ -439,17 +346,18 @@ impl Endpoint {
         }
     }
 
-    /// The next management datagram that came to queue pair 1.
+    /// The next management datagram received on queue pair 1.
     pub fn poll_mad(&mut self) -> Option<ReceivedMad> {
         self.gsi.poll()
     }
 
-    /// Queues a management datagram from queue pair 1 to that of the peer; false when too many wait: it is lost then, as it may be on any network.
+    /// Queues a management datagram to the peer's queue pair 1; false if the queue is full.
     pub fn send_mad(&mut self, path: Path, mad: Box<Mad>) -> bool {
         self.gsi.send(path, mad)
     }
 
-    /// Takes a packet from a lane. As with a datagram, anything may be in it. `now` is asked for the time where something depends on it, which is so for few packets.
+    /// Handles a packet received on a shm link. Its content is not trusted. `now` is called only
+    /// for packets whose handling depends on the time.
     pub fn handle_lane<M: Memory>(&mut self, now: impl FnOnce() -> Instant, packet: &LanePacket<'_>, memory: &mut M) {
         let counters = &mut self.out.counters;
         counters.rx_packets += 1;
@@ -465,89 +373,91 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.is_on(packet.lane) {
+        if !qp.is_on_shm_link(packet.lane) {
             counters.wrong_peer += 1;
             return;
         }
-        let arrival = Arrival {
+        let arrival = InboundPacket {
             bth,
             extension,
-            payload: Source::Referred {
+            payload: PayloadSource::ByRef {
                 offset: 0,
                 len: packet.len,
             },
         };
         let ends = (packet.address, packet.address);
-        let now = if qp.asks_for_time(&arrival) {
-            now()
-        } else {
-            Instant::ZERO
-        };
+        let now = if qp.needs_time(&arrival) { now() } else { Instant::ZERO };
         qp.handle(now, &arrival, ends, memory, &mut self.out);
-        self.touched(index);
+        self.reschedule(index);
     }
 
-    /// The lane has no room: queue pairs that would use it wait, and others go on, until [`lane_ready`](Self::lane_ready).
-    pub fn lane_full(&mut self, lane: LaneId) {
-        self.full_lanes.fill(lane);
+    /// Back-pressure: queue pairs on this shm link wait until [`lane_ready`](Self::lane_ready).
+    pub fn lane_full(&mut self, link: LaneId) {
+        self.full_shm_links.fill(link);
     }
 
-    /// The lane has room again, or will never have any and loses what it is given. [`poll_transmit`](Self::poll_transmit) may have packets then.
-    pub fn lane_ready(&mut self, lane: LaneId) {
-        for index in self.full_lanes.ready(lane) {
+    /// The shm link has free slots again, or has failed and discards packets.
+    /// [`poll_transmit`](Self::poll_transmit) may have packets then.
+    pub fn lane_ready(&mut self, link: LaneId) {
+        for index in self.full_shm_links.ready(link) {
             self.active.add(index);
         }
     }
 
-    /// The next queue pair that was reset or destroyed, or went into the error state, on a lane: what its packets there refer to is not to be read any more, as its
-    /// requests have completed or are forgotten. To be asked before completions are given out.
+    /// The next queue pair on a shm link that was reset, destroyed, or entered the error state:
+    /// memory that its packets reference must not be read any more, as its requests have completed
+    /// or were discarded. To be polled before completions are reported.
     pub fn poll_withdrawn(&mut self) -> Option<Qpn> {
-        self.out.withdrawn.pop_front()
+        self.out.revoked.pop_front()
     }
 
-    /// Does what is due at `now`: retransmission, the end of RNR waits.
+    /// Handles expired timers at `now`: local ACK timeout (retransmission) and end of RNR waits.
     ///
-    /// Hand in first what has arrived: an answer not read yet looks like one that was lost, and costs a retry.
+    /// Handle received packets first: an ACK not yet read counts as lost and costs a retry.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.timers.expired(now) {
             if let Some(qp) = self.qps.get_mut(index) {
                 qp.handle_timeout(now, &mut self.out);
-                self.touched(index);
+                self.reschedule(index);
             }
         }
     }
 
-    /// Writes the next packet into `buf`, which has room for 4096 + 128 bytes at least, up to the ICRC; `None` when nothing is to be sent.
+    /// Writes the next packet into `buf` (at least 4096 + 128 bytes), up to the ICRC; `None` when
+    /// there is nothing to send.
     ///
-    /// Consecutive packets of one message are given one after another, so that runs of equal size can be batched.
+    /// Consecutive packets of one message are returned one after another, so that runs of equal
+    /// size can be batched (GSO).
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((len, path)) = self.gsi.transmit(buf) {
-            self.sent_last = None;
+            self.last_sent = None;
             self.out.counters.tx_packets += 1;
             return Some(Transmit::new(GSI, &path, len));
         }
         self.next_transmit(now, memory, buf, false)
     }
 
-    /// Writes the next packet into `buf` as [`poll_transmit`](Self::poll_transmit) does, and gives its length, when it goes where the one before went and is from the
-    /// middle of the same message, or of one behind it: most packets of long messages are, and this is the short way to them. `None` when it is any other, or there is none.
+    /// Fast path of [`poll_transmit`](Self::poll_transmit) for the bulk of long messages: writes
+    /// the next packet and returns its length when it is a MIDDLE packet of the queue pair that
+    /// sent the previous packet. `None` for any other packet, or none.
     pub fn poll_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
-        if self.sent_last != Some(index) || self.active.left == 0 || self.gsi.has_more() {
+        if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
             return None;
         }
         let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
-        self.active.left -= 1;
+        self.active.burst_left -= 1;
         self.out.counters.tx_packets += 1;
         Some(len)
     }
 
-    /// As [`poll_transmit`](Self::poll_transmit), but stops at a queue pair whose packets go over the wire; [`has_more`](Self::has_more) tells then.
+    /// As [`poll_transmit`](Self::poll_transmit), but stops at a queue pair that sends over UDP;
+    /// [`has_more`](Self::has_more) is true then.
     pub fn poll_lanes<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         self.next_transmit(now, memory, buf, true)
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have a packet.
     pub fn has_more(&self) -> bool {
         !self.active.queue.is_empty() || self.gsi.has_more()
     }
@@ -557,51 +467,51 @@ impl Endpoint {
         now: Instant,
         memory: &mut M,
         buf: &mut [u8],
-        only_lanes: bool,
+        shm_only: bool,
     ) -> Option<Transmit> {
         while let Some(&index) = self.active.queue.front() {
             let Some(qp) = self.qps.get_mut(index) else {
-                self.active.next(false);
+                self.active.end_burst(false);
                 continue;
             };
-            if self.active.left == 0 {
-                qp.end_turn(true);
-                self.active.next(true);
+            if self.active.burst_left == 0 {
+                qp.end_burst(true);
+                self.active.end_burst(true);
                 continue;
             }
-            let lane = qp.next_lane();
-            if only_lanes && lane.is_none() {
+            let shm_link = qp.next_shm_link();
+            if shm_only && shm_link.is_none() {
                 return None;
             }
-            if self.full_lanes.blocks(index, lane) {
-                qp.end_turn(true);
+            if self.full_shm_links.blocks(index, shm_link) {
+                qp.end_burst(true);
                 self.timers.set(index, qp.deadline());
-                self.active.next(false);
+                self.active.end_burst(false);
                 continue;
             }
             let (sent, path) = (qp.transmit(now, memory, buf, &mut self.out), qp.path());
             let (Some(written), Some(path)) = (sent, path) else {
-                qp.end_turn(false);
+                qp.end_burst(false);
                 let deadline = qp.deadline();
                 self.timers.set(index, deadline);
-                self.active.next(false);
+                self.active.end_burst(false);
                 continue;
             };
             let transmit = Transmit {
-                headers: written.headers,
-                referred: written.referred,
+                headers: written.header_len,
+                referred: written.by_ref,
                 fleeting: qp.is_unreliable(),
                 in_order: qp.acknowledges_first(),
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
-            if lane.is_none() {
-                self.sent_last = Some(index);
+            if shm_link.is_none() {
+                self.last_sent = Some(index);
             }
-            self.active.left -= 1;
+            self.active.burst_left -= 1;
             if !qp.has_more() {
-                qp.end_turn(false);
-                self.active.next(false);
+                qp.end_burst(false);
+                self.active.end_burst(false);
             }
             self.out.counters.tx_packets += 1;
             return Some(transmit);
@@ -609,28 +519,30 @@ impl Endpoint {
         None
     }
 
-    /// Whether all there is to send is acknowledgements, of a few queue pairs: their owner may wait a moment for a request that takes them along.
+    /// Whether all there is to send is ACKs, of a few queue pairs: the caller may delay them so
+    /// that they piggyback on the next request (delayed ACK).
     pub fn only_acknowledges(&self) -> bool {
         !self.gsi.has_more()
-            && (1..=FEW).contains(&self.active.queue.len())
+            && (1..=MAX_ACK_ONLY_QPS).contains(&self.active.queue.len())
             && self
                 .active
                 .queue
                 .iter()
-                .all(|&index| self.qps.get(index).is_some_and(QueuePair::only_acknowledges))
+                .all(|&index| self.qps.get(index).is_some_and(QueuePair::has_only_acks))
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next: never late, and at times earlier than anything is due.
+    /// The next deadline of [`handle_timeout`](Self::handle_timeout): never late, sometimes early.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.next()
     }
 
-    /// Whether [`poll_completion`](Self::poll_completion), [`poll_event`](Self::poll_event) or [`poll_withdrawn`](Self::poll_withdrawn) has something.
+    /// Whether [`poll_completion`](Self::poll_completion), [`poll_event`](Self::poll_event) or
+    /// [`poll_withdrawn`](Self::poll_withdrawn) has something.
     pub fn has_news(&self) -> bool {
-        !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.withdrawn.is_empty()
+        !self.out.completions.is_empty() || !self.out.events.is_empty() || !self.out.revoked.is_empty()
     }
 
-    /// The next work completion, in the order in which the requests of a queue complete.
+    /// The next work completion; requests of one queue complete in order.
     pub fn poll_completion(&mut self) -> Option<(CqId, Completion)> {
         self.out.completions.pop_front()
     }
@@ -642,13 +554,13 @@ impl Endpoint {
 
     // Getters
 
-    /// What was counted so far.
+    /// The counters since creation.
     pub const fn counters(&self) -> &Counters {
         &self.out.counters
     }
 
-    /// A queue pair may have something to send, and another deadline.
-    fn touched(&mut self, index: u32) {
+    /// Updates the queue pair's timer, and queues it for transmission if it has packets.
+    fn reschedule(&mut self, index: u32) {
         let Some(qp) = self.qps.get(index) else {
             return;
         };
@@ -659,7 +571,6 @@ impl Endpoint {
     }
 }
 
-/// A queue pair and its slot.
 fn find(qps: &mut QpTable, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
     let index = qps.find(qpn)?;
     qps.get_mut(index).map(|qp| (index, qp))

@@ -1,7 +1,9 @@
-//! Queue pair 1, the general services interface: management datagrams from and to other managers (IBTA vol 1, 3.9.3 and 9.8.4). It is no queue pair of the table: it has no queues, its
-//! owner takes what came and hands over what is to go.
+//! Queue pair 1, the general services interface (GSI): management datagrams (MADs) to and from
+//! other hosts' managers (IBTA vol 1, 3.9.3 and 9.8.4). It is not in the queue pair table and has
+//! no work queues.
 //!
-//! Only whole datagrams of the class of communication management are taken, and as many as there is room for: everything else leaves a count, as on any queue pair.
+//! Only whole datagrams of communication management are accepted, up to a fixed queue depth;
+//! anything else is counted and dropped.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -13,32 +15,30 @@ use crate::qp::Path;
 use crate::wire::{self, Bth, Deth, Extension, Opcode, Packet};
 use crate::{Psn, Qpn};
 
-/// Queue pair 1.
 pub(crate) const GSI: Qpn = Qpn::new(1);
 
-/// Its Q_Key, the same everywhere (IBTA vol 1, 3.5.3).
+/// Its well-known Q_Key (IBTA vol 1, 3.5.3).
 const QKEY: u32 = 0x8001_0000;
 
-/// Management datagrams that wait, in each direction.
-const ROOM: usize = 1024;
+/// Maximum queued management datagrams in each direction.
+const QUEUE_DEPTH: usize = 1024;
 
-/// A management datagram that arrived.
+/// A received management datagram.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReceivedMad {
-    /// Where from: its sender's queue pair 1 is there.
+    /// The sender's address; it was sent from queue pair 1 there.
     pub from: IpAddr,
     /// The datagram.
     pub mad: Box<Mad>,
 }
 
-/// The management datagram in a RoCEv2 packet that is to go to queue pair 1; `None` for every other packet. Nothing else of it is looked at.
+/// The management datagram in a RoCEv2 packet to queue pair 1; `None` for any other packet.
 pub fn mad_of(packet: &[u8]) -> Option<&Mad> {
     let (headers, rest) = packet.split_first_chunk::<{ Bth::LEN + Deth::LEN }>()?;
-    let is_one = Bth::dest_qp_of(headers)? == GSI && headers[0] == Opcode::ud_send(false).code();
-    rest.first_chunk().filter(|_| is_one)
+    let is_mad = Bth::dest_qp_of(headers)? == GSI && headers[0] == Opcode::ud_send(false).code();
+    rest.first_chunk().filter(|_| is_mad)
 }
 
-/// What waits at queue pair 1.
 #[derive(Debug, Default)]
 pub(crate) struct Gsi {
     received: VecDeque<ReceivedMad>,
@@ -47,8 +47,8 @@ pub(crate) struct Gsi {
 }
 
 impl Gsi {
-    /// Whether a packet is for it, apart from its ICRC.
-    pub(crate) fn takes(packet: &Packet<'_>, counters: &mut Counters) -> bool {
+    /// Whether a packet is a valid MAD, apart from its ICRC.
+    pub(crate) fn accepts(packet: &Packet<'_>, counters: &mut Counters) -> bool {
         let Extension::Deth(deth) = packet.extension else {
             counters.malformed += 1;
             return false;
@@ -64,12 +64,11 @@ impl Gsi {
         true
     }
 
-    /// Takes a packet that is.
     pub(crate) fn handle(&mut self, packet: &Packet<'_>, datagram: &Datagram<'_>, counters: &mut Counters) {
         let Ok(mad) = <&Mad>::try_from(packet.payload) else {
             return;
         };
-        if self.received.len() == ROOM {
+        if self.received.len() == QUEUE_DEPTH {
             counters.dropped_messages += 1;
             return;
         }
@@ -83,20 +82,20 @@ impl Gsi {
         self.received.pop_front()
     }
 
-    /// Queues a datagram; false when there is no room.
+    /// Queues a datagram; false when the queue is full.
     pub(crate) fn send(&mut self, path: Path, mad: Box<Mad>) -> bool {
-        let room = self.sending.len() < ROOM;
-        if room {
+        let free = self.sending.len() < QUEUE_DEPTH;
+        if free {
             self.sending.push_back((path, mad));
         }
-        room
+        free
     }
 
     pub(crate) fn has_more(&self) -> bool {
         !self.sending.is_empty()
     }
 
-    /// Writes the next packet; its length and where it goes.
+    /// Writes the next packet; returns its length and path.
     pub(crate) fn transmit(&mut self, buf: &mut [u8]) -> Option<(usize, Path)> {
         let (path, mad) = self.sending.pop_front()?;
         let opcode = Opcode::ud_send(false);

@@ -1,5 +1,11 @@
-//! The RoCEv2 transports RC, UC and UD without I/O: datagrams, time and posted work go in; datagrams, completions and deadlines come out. And communication management
-//! ([`cm`]), which connects their queue pairs.
+//! The RoCEv2 transport services RC, UC and UD, and connection management ([`cm`]), without I/O:
+//! datagrams, time and work requests go in; datagrams, work completions and deadlines come out.
+//!
+//! - [`Endpoint`]: the queue pairs of one device, demultiplexing, retransmission timers.
+//! - [`wire`]: one file per header; [`icrc`] and [`ident`]: the invariant CRC.
+//! - [`qp`]: states, requester (window, go-back-N retransmission, retry counts), responder (ACK,
+//!   NAK, RNR NAK, duplicates, replay of atomics).
+//! - [`memory`]: the trait through which the engine accesses registered memory.
 #![forbid(unsafe_code)]
 
 pub mod cm;
@@ -8,11 +14,11 @@ mod endpoint;
 mod gsi;
 pub mod icrc;
 pub mod ident;
-mod lanes;
 pub mod memory;
-mod numbers;
 mod outbox;
 pub mod qp;
+mod qpn;
+mod shm_links;
 mod srq;
 mod table;
 mod time;
@@ -24,7 +30,7 @@ pub mod work;
 pub use counters::Counters;
 pub use endpoint::{AsyncEvent, Datagram, Endpoint, EndpointConfig, Ident, LanePacket, Short, Transmit};
 pub use gsi::{ReceivedMad, mad_of};
-pub use numbers::Block;
+pub use qpn::Block;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

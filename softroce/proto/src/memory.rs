@@ -1,37 +1,37 @@
-//! How the engine reaches registered memory: through a trait, so that it holds no pointers and its tests use plain vectors.
+//! Access to registered memory through a trait: the engine holds no pointers.
 
 use core::ops::Range;
 
 use crate::qp::RemoteAccess;
 use crate::{LKey, Qpn, RKey};
 
-/// A protection domain, as the owner of the [`Memory`] numbers them.
+/// A protection domain (PD), as numbered by the implementor of [`Memory`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
 
-/// The queue pair through which a peer reaches memory, or a window is bound.
+/// The queue pair that accesses memory or binds a window: what a key is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Via {
     /// Its protection domain.
     pub pd: PdId,
-    /// Its number: a window of type 2B is good for one queue pair only.
+    /// Its number: a type 2B window is valid for one queue pair only.
     pub qpn: Qpn,
 }
 
 /// The binding of a memory window to a range of a region (IBTA vol 1, 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// The key that the window gets: its upper 24 bits name the window and never change, the lower 8 are the consumer's.
+    /// The window's new key: the upper 24 bits identify the window, the lower 8 are the consumer's.
     pub rkey: RKey,
-    /// The region, by its local key; of no concern when `len` is 0.
+    /// The region's local key; ignored when `len` is 0.
     pub region: LKey,
-    /// The first byte, as the region has its addresses.
+    /// The first byte, in the region's virtual addresses.
     pub addr: u64,
-    /// Length in bytes; with 0 a window of type 1 is bound to nothing.
+    /// Length in bytes; 0 unbinds a type 1 window.
     pub len: u64,
-    /// What peers may do through the window.
+    /// The remote access rights of the window.
     pub access: RemoteAccess,
-    /// Peers count addresses from 0 at the first byte of the window, not as the region has them.
+    /// Zero-based: remote addresses are offsets from the first byte of the window.
     pub zero_based: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct Sge {
     pub lkey: LKey,
 }
 
-/// What a peer's request wants to do with a range (IBTA vol 1, 10.6.3.4).
+/// The remote access right that a peer's request needs (IBTA vol 1, 10.6.3.4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RemoteRight {
     /// RDMA READ.
@@ -57,18 +57,18 @@ pub enum RemoteRight {
     Atomic,
 }
 
-/// Memory refused: unknown key, another protection domain, out of range, or a right the region does not grant.
+/// Access refused: unknown key, other protection domain, out of range, or missing right.
 ///
-/// One value for all of them on purpose: neither the wire nor a work completion tells them apart.
+/// One value for all of them on purpose: neither the wire nor a work completion distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessError;
 
-/// Why bytes that a packet refers to were not copied.
+/// Why a payload passed by reference was not copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyError {
-    /// Where they were to go does not allow it.
+    /// The destination does not permit it.
     Access,
-    /// They cannot be had any more: their owner has taken them back, or is gone. The packet is as good as lost.
+    /// The source was revoked, or its owner is gone. The packet counts as lost.
     Gone,
 }
 
@@ -78,10 +78,10 @@ impl From<AccessError> for CopyError {
     }
 }
 
-/// Who takes a window's key away.
+/// Who invalidates a window's key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Invalidator {
-    /// The owner, by a request of its own (IBV_WR_LOCAL_INV).
+    /// The local consumer (IBV_WR_LOCAL_INV).
     Local,
     /// The peer, by a SEND with invalidate.
     Peer,
@@ -90,32 +90,35 @@ pub enum Invalidator {
 /// An atomic operation on eight aligned bytes (IBTA vol 1, 9.4.5). Values are in host order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicOp {
-    /// Adds, modulo 2^64.
+    /// Fetch and add, modulo 2^64.
     FetchAdd {
-        /// What to add.
+        /// The addend.
         add: u64,
     },
-    /// Stores `swap` where the word equals `compare`.
+    /// Compare and swap: stores `swap` if the value equals `compare`.
     CompareSwap {
         /// The value expected.
         compare: u64,
-        /// The value stored when it is there.
+        /// The value to store.
         swap: u64,
     },
 }
 
-/// Registered memory: keys, ranges, rights, and the moving of bytes.
+/// Registered memory: checks of keys, ranges and rights, and copies.
 ///
-/// Every method checks the key, the protection domain (of a key of a window also what ties it to a queue pair), the range and the right at the time of the call
-/// and moves nothing when one of them fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3: no check for zero-length RDMA).
+/// Every method checks the key, the protection domain (and the queue pair, for the key of a window
+/// bound to one), the range and the right at the time of the call, and copies nothing when a check
+/// fails. A range of length 0 is always granted, whatever its key and address (IBTA vol 1, 9.4.3:
+/// no check for zero-length RDMA).
 pub trait Memory {
-    /// Copies from local memory (a gather) into `dst`.
+    /// Copies local memory into `dst` (gather).
     ///
     /// # Errors
     /// When the range may not be read locally.
     fn gather(&mut self, pd: PdId, lkey: LKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
 
-    /// The same, when `behind` bytes more of the same element follow in the message, by which packet ever: memory that is slow to reach may bring them along.
+    /// As [`gather`](Self::gather), with a read-ahead hint: the message continues with `behind`
+    /// bytes of the same element, which memory that is slow to access may fetch too.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
@@ -130,96 +133,100 @@ pub trait Memory {
         self.gather(pd, lkey, addr, dst)
     }
 
-    /// Checks that all of `sge` may be read, or written when `write`, locally.
+    /// Checks that all of `sge` may be read, or written if `write`, locally.
     ///
     /// # Errors
     /// When it may not.
     fn check_local(&mut self, pd: PdId, sge: &Sge, write: bool) -> Result<(), AccessError>;
 
-    /// Copies `src` into local memory (a scatter: received SENDs, READ responses, atomic results). Needs LOCAL_WRITE.
+    /// Copies `src` into local memory (scatter). Needs LOCAL_WRITE.
     ///
     /// # Errors
     /// When the range may not be written locally.
     fn scatter(&mut self, pd: PdId, lkey: LKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
-    /// Checks that a peer may use all of the range so.
+    /// Checks that a peer has `right` on all of the range.
     ///
     /// # Errors
-    /// When it may not.
+    /// When it has not.
     fn check_remote(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
         right: RemoteRight,
     ) -> Result<(), AccessError>;
 
-    /// Copies out for a peer's RDMA READ.
+    /// Copies memory into `dst` for a peer's RDMA READ.
     ///
     /// # Errors
     /// When the range may not be read remotely.
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
+    fn remote_read(&mut self, context: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError>;
 
-    /// The same, when the READ asks for `behind` bytes more that follow.
+    /// As [`remote_read`](Self::remote_read), with a read-ahead hint of `behind` bytes.
     ///
     /// # Errors
     /// As [`remote_read`](Self::remote_read).
     fn remote_read_ahead(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         dst: &mut [u8],
         _behind: usize,
     ) -> Result<(), AccessError> {
-        self.remote_read(via, rkey, addr, dst)
+        self.remote_read(context, rkey, addr, dst)
     }
 
-    /// Copies in for a peer's RDMA WRITE; the last 8 bytes become visible last.
+    /// Copies `src` into memory for a peer's RDMA WRITE; the last 8 bytes become visible last.
     ///
     /// # Errors
     /// When the range may not be written remotely.
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
+    fn remote_write(&mut self, context: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError>;
 
-    /// Performs a peer's atomic on the eight bytes at `addr` and gives the value before. Atomic with respect to the host's own 8-byte atomics. The
-    /// caller has checked the alignment of `addr`.
+    /// Executes a peer's atomic on the 8 bytes at `addr` and returns the original value. Atomic
+    /// with respect to the host's own 8-byte atomics. The caller has checked the alignment of
+    /// `addr`.
     ///
     /// # Errors
-    /// When the word may not be used so.
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
+    /// When the right is missing.
+    fn remote_atomic(&mut self, context: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError>;
 
-    /// Binds a memory window: its old key is worth nothing from then on, its new one grants what was asked for.
+    /// Binds a memory window: its old key becomes invalid, the new one grants the requested access.
     ///
     /// # Errors
-    /// When window, region, range or rights do not allow it; nothing changed then.
-    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError>;
+    /// When window, region, range or rights do not permit it; nothing has changed then.
+    fn bind(&mut self, context: Via, bind: &Bind) -> Result<(), AccessError>;
 
-    /// Takes the key of a window of type 2 away.
+    /// Invalidates the key of a type 2 window.
     ///
     /// # Errors
-    /// When it is not the key of such a window, or not one that may be taken away through this queue pair.
-    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
+    /// When it is not the key of such a window, or may not be invalidated through this queue pair.
+    fn invalidate(&mut self, context: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError>;
 
-    // By reference: packets on a lane. Memory whose owner has no lanes leaves these as they are.
+    // Payloads by reference, on shm links. An implementor without shm links keeps the defaults.
 
-    /// Whether any of `sges` is memory that the processor does not reach, such as a GPU's: packets on a lane refer to it, however short their payload is.
+    /// Whether any of `sges` is memory that the CPU does not address, such as a GPU's: packets on a
+    /// shm link reference it, however short their payload is.
     fn is_distant(&mut self, _pd: PdId, _sges: &[Sge]) -> bool {
         false
     }
 
-    /// The same of memory that a peer reads.
+    /// The same for memory that a peer reads.
     fn is_distant_remote(&mut self, _via: Via, _rkey: RKey) -> bool {
         false
     }
 
-    /// Whether bytes of READ responses that this queue pair was given are still on their way to where they belong: no SEND, WRITE or atomic begins meanwhile, nor a READ with a fence, as
-    /// it might read them. When they are there the owner says so ([`Endpoint::settled`](crate::Endpoint::settled)).
+    /// Whether copies of READ responses to this queue pair are still in progress: until they finish
+    /// no SEND, WRITE or atomic begins, nor a READ with a fence, as it might read the destination.
+    /// The owner then notifies the [`Endpoint`](crate::Endpoint).
     fn is_unsettled(&self, _qpn: Qpn) -> bool {
         false
     }
 
-    /// Adds a range of local memory to what the packet being written refers to: checked as [`gather`](Self::gather) does, but read by whoever receives the packet.
+    /// Adds a range of local memory to the payload of the packet being written, by reference:
+    /// checked as in [`gather`](Self::gather), but read by the receiver of the packet.
     ///
     /// # Errors
     /// When the range may not be read locally.
@@ -227,7 +234,7 @@ pub trait Memory {
         Err(AccessError)
     }
 
-    /// Likewise for a peer's RDMA READ: checked as [`remote_read`](Self::remote_read) does.
+    /// The same for a peer's RDMA READ: checked as in [`remote_read`](Self::remote_read).
     ///
     /// # Errors
     /// When the range may not be read remotely.
@@ -235,18 +242,19 @@ pub trait Memory {
         Err(AccessError)
     }
 
-    /// As [`scatter`](Self::scatter), with the bytes at `part` of the payload of the lane's packet at hand.
+    /// As [`scatter`](Self::scatter), from bytes `part` of the current shm packet's payload.
     ///
     /// # Errors
-    /// When the range may not be written locally, or the bytes cannot be had.
+    /// When the range may not be written locally, or the payload cannot be read.
     fn scatter_referred(&mut self, _pd: PdId, _lkey: LKey, _addr: u64, _part: Range<usize>) -> Result<(), CopyError> {
         Err(CopyError::Gone)
     }
 
-    /// As [`remote_write`](Self::remote_write), with the whole payload of the lane's packet at hand, which is `len` bytes.
+    /// As [`remote_write`](Self::remote_write), from the current shm packet's payload (`len`
+    /// bytes).
     ///
     /// # Errors
-    /// When the range may not be written remotely, or the bytes cannot be had.
+    /// When the range may not be written remotely, or the payload cannot be read.
     fn remote_write_referred(&mut self, _via: Via, _rkey: RKey, _addr: u64, _len: usize) -> Result<(), CopyError> {
         Err(CopyError::Gone)
     }

@@ -1,5 +1,4 @@
-//! What the queue pairs of an endpoint hand out beside packets: completions, events and counts. And what they take in turn: the requests of shared
-//! receive queues.
+//! State shared by an endpoint's queue pairs: completions, events, counters, SRQs.
 
 use std::collections::VecDeque;
 
@@ -8,13 +7,13 @@ use crate::srq::SrqTable;
 use crate::work::{Completion, CqId};
 use crate::{AsyncEvent, Qpn};
 
-/// What all queue pairs have in common. The queues keep their room, so that a steady flow allocates nothing.
+/// The shared state. The queues keep their capacity, so that a steady flow allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pub(crate) completions: VecDeque<(CqId, Completion)>,
     pub(crate) events: VecDeque<AsyncEvent>,
-    /// Queue pairs whose packets on lanes must not be read any more.
-    pub(crate) withdrawn: VecDeque<Qpn>,
+    /// Queue pairs whose memory references on shm links were revoked.
+    pub(crate) revoked: VecDeque<Qpn>,
     pub(crate) counters: Counters,
     pub(crate) srqs: SrqTable,
 }

@@ -1,7 +1,8 @@
-//! Shared receive queues: one queue of receives for many queue pairs (IBTA vol 1, 10.2.9).
+//! Shared receive queues (SRQ): one receive queue for many queue pairs (IBTA vol 1, 10.2.9).
 //!
-//! A queue pair takes the oldest receive when a message begins that needs one, and holds it until it completes, in a queue of its own with one place. What a
-//! queue pair holds goes with it: into the error state it is flushed, at a reset it is forgotten. The rest stays for the others.
+//! A queue pair takes the oldest receive when a message that needs one begins, and holds it in a
+//! one-slot queue until it completes. The held receive follows the queue pair: flushed in the error
+//! state, discarded at reset.
 
 use crate::AsyncEvent;
 use crate::memory::PdId;
@@ -9,36 +10,36 @@ use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
 use crate::work::{PostError, ReceiveRequest, SrqId};
 
-/// What a shared receive queue is created with (ibv_create_srq(3)).
+/// Creation attributes of a shared receive queue (ibv_create_srq(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqInit {
-    /// The protection domain of its receives' memory.
+    /// The protection domain of its receives.
     pub pd: PdId,
-    /// Receives queued at most.
+    /// Maximum queued receives.
     pub max_wr: u32,
-    /// Elements per receive at most.
+    /// Maximum SGEs per receive.
     pub max_sge: u32,
 }
 
-/// A shared receive queue as a query gives it (ibv_query_srq(3)).
+/// Attributes of a shared receive queue (ibv_query_srq(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqAttributes {
-    /// Receives queued at most.
+    /// Maximum queued receives.
     pub max_wr: u32,
-    /// Elements per receive at most.
+    /// Maximum SGEs per receive.
     pub max_sge: u32,
-    /// The limit that is armed; 0 when none is.
+    /// The armed limit, 0 if none.
     pub limit: u32,
 }
 
-/// Why a shared receive queue was not changed or destroyed.
+/// Why a shared receive queue was not modified or destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SrqError {
     /// No such shared receive queue (`EINVAL`).
     Unknown,
-    /// A size of fewer receives than are queued, or a limit beyond the size (`EINVAL`).
+    /// A size below the number of queued receives, or a limit above the size (`EINVAL`).
     Value,
-    /// Queue pairs take receives from it (`EBUSY`).
+    /// Queue pairs use it (`EBUSY`).
     InUse,
 }
 
@@ -47,9 +48,8 @@ pub enum SrqError {
 pub(crate) struct SharedQueue {
     init: SrqInit,
     queue: ReceiveQueue,
-    /// The event comes when fewer receives are queued; 0 when it is not armed.
+    /// The limit event is reported when fewer receives are queued; 0 if not armed.
     limit: u32,
-    /// Queue pairs on it.
     users: u32,
 }
 
@@ -67,8 +67,8 @@ impl SharedQueue {
         self.init.pd
     }
 
-    /// Where a queue pair holds the receive that it has taken.
-    pub(crate) fn place_for_one(&self) -> ReceiveQueue {
+    /// The one-slot queue in which a queue pair holds its receive.
+    pub(crate) fn holding_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(1, self.init.max_sge)
     }
 
@@ -99,8 +99,8 @@ impl SharedQueue {
         Ok(())
     }
 
-    /// Whether fewer receives are queued than the limit armed, which is disarmed then.
-    fn fell_below_limit(&mut self) -> bool {
+    /// Whether fewer receives are queued than the armed limit, which is disarmed then.
+    fn disarm_if_below_limit(&mut self) -> bool {
         let below = self.queue.len() < u64::from(self.limit);
         if below {
             self.limit = 0;
@@ -109,7 +109,7 @@ impl SharedQueue {
     }
 }
 
-/// The shared receive queues by number. Whose number it is knows the owner of the endpoint: numbers are used again.
+/// The shared receive queues by id. Ids are reused; the endpoint's owner tracks which are valid.
 #[derive(Debug, Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<SharedQueue>>,
@@ -133,15 +133,13 @@ impl SrqTable {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// A queue pair is to take receives from it.
-    pub(crate) fn join(&mut self, id: SrqId) -> Option<&SharedQueue> {
+    pub(crate) fn attach(&mut self, id: SrqId) -> Option<&SharedQueue> {
         let srq = self.get_mut(id)?;
         srq.users += 1;
         Some(srq)
     }
 
-    /// A queue pair takes no more receives from it.
-    pub(crate) fn leave(&mut self, id: SrqId) {
+    pub(crate) fn detach(&mut self, id: SrqId) {
         if let Some(srq) = self.get_mut(id) {
             srq.users -= 1;
         }
@@ -159,13 +157,14 @@ impl SrqTable {
 }
 
 impl Outbox {
-    /// Moves the oldest receive of a shared queue to where a queue pair holds it; false when there is none.
-    pub(crate) fn take_receive(&mut self, id: SrqId, place: &mut ReceiveQueue) -> bool {
+    /// Moves the oldest receive of an SRQ to a queue pair's one-slot queue; false when there is
+    /// none.
+    pub(crate) fn take_receive(&mut self, id: SrqId, holding: &mut ReceiveQueue) -> bool {
         let Some(srq) = self.srqs.get_mut(id) else {
             return false;
         };
-        let moved = srq.queue.move_to(place);
-        if srq.fell_below_limit() {
+        let moved = srq.queue.move_to(holding);
+        if srq.disarm_if_below_limit() {
             self.event(AsyncEvent::SrqLimitReached(id));
         }
         moved
@@ -174,7 +173,7 @@ impl Outbox {
     pub(crate) fn modify_srq(&mut self, id: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
         let srq = self.srqs.get_mut(id).ok_or(SrqError::Unknown)?;
         srq.modify(max_wr, limit)?;
-        if srq.fell_below_limit() {
+        if srq.disarm_if_below_limit() {
             self.event(AsyncEvent::SrqLimitReached(id));
         }
         Ok(())

@@ -1,53 +1,51 @@
-//! The queue pairs by number, reached by direct index: from the number's block to that block's page, and there to the slot.
+//! Queue pairs by number: direct index from the number's block to its page, and there to the slot.
 
 use crate::Qpn;
-use crate::numbers::{Block, Numbers};
 use crate::qp::QueuePair;
+use crate::qpn::{Block, QpnAllocator};
 
-/// The slots of a block's queue pairs, plus 1; 0 for a number that is free.
+/// Slot + 1 of each number of a block; 0 if free.
 type Page = [u32; Block::LEN as usize];
 
-/// The table.
 #[derive(Debug)]
 pub(crate) struct QpTable {
     slots: Vec<Option<QueuePair>>,
-    /// Slots that are empty.
     free: Vec<u32>,
-    numbers: Numbers,
-    /// By block: its page, plus 1; 0 for a block of which no number has been used.
-    places: Box<[u16]>,
+    qpns: QpnAllocator,
+    /// By block: page + 1; 0 if none of its numbers was used.
+    page_index: Box<[u16]>,
     pages: Vec<Page>,
 }
 
 impl QpTable {
-    /// As many as may exist at once.
+    /// Maximum number of queue pairs.
     pub(crate) const MAX: usize = 1 << 16;
 
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            numbers: Numbers::new(seed),
-            places: vec![0; Block::COUNT].into_boxed_slice(),
+            qpns: QpnAllocator::new(seed),
+            page_index: vec![0; Block::COUNT].into_boxed_slice(),
             pages: Vec::new(),
         }
     }
 
-    pub(crate) fn numbers(&mut self) -> &mut Numbers {
-        &mut self.numbers
+    pub(crate) fn qpns(&mut self) -> &mut QpnAllocator {
+        &mut self.qpns
     }
 
-    /// Whether a queue pair more would leave few numbers.
+    /// Whether few numbers are left for another queue pair.
     pub(crate) fn wants_numbers(&self) -> bool {
-        self.numbers.is_short(self.len())
+        self.qpns.is_low(self.len())
     }
 
-    /// Whether there is a number for a queue pair more.
+    /// Whether there is a number for another queue pair.
     pub(crate) fn has_numbers(&self) -> bool {
-        self.numbers.capacity() > self.len()
+        self.qpns.capacity() > self.len()
     }
 
-    /// Slots there have ever been.
+    /// High-water mark of slots.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -56,14 +54,14 @@ impl QpTable {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts in what `make` makes of its number; `None` when there are as many as may be, or no number is left.
+    /// Inserts the queue pair that `make` creates; `None` at the maximum, or if no number is free.
     pub(crate) fn insert(&mut self, make: impl FnOnce(Qpn) -> QueuePair) -> Option<Qpn> {
         let used = self.len();
         if used == Self::MAX {
             return None;
         }
-        let (places, pages) = (&self.places, &self.pages);
-        let qpn = self.numbers.next(used, |qpn| entry(places, pages, qpn) == 0)?;
+        let (page_index, pages) = (&self.page_index, &self.pages);
+        let qpn = self.qpns.alloc(used, |qpn| entry(page_index, pages, qpn) == 0)?;
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
@@ -83,9 +81,9 @@ impl QpTable {
         true
     }
 
-    /// The slot of a queue pair that exists.
+    /// The slot of an existing queue pair.
     pub(crate) fn find(&self, qpn: Qpn) -> Option<u32> {
-        entry(&self.places, &self.pages, qpn).checked_sub(1)
+        entry(&self.page_index, &self.pages, qpn).checked_sub(1)
     }
 
     pub(crate) fn get(&self, index: u32) -> Option<&QueuePair> {
@@ -96,21 +94,21 @@ impl QpTable {
         self.slots.get_mut(index as usize)?.as_mut()
     }
 
-    /// The entry of a number, with a page for its block.
+    /// The entry of a number; allocates a page for its block.
     fn entry_mut(&mut self, qpn: Qpn) -> &mut u32 {
-        let place = &mut self.places[Block::of(qpn).index()];
-        if *place == 0 {
+        let page = &mut self.page_index[Block::of(qpn).index()];
+        if *page == 0 {
             self.pages.push([0; Block::LEN as usize]);
             // At most one for each of the 2^14 blocks.
-            *place = self.pages.len() as u16;
+            *page = self.pages.len() as u16;
         }
-        &mut self.pages[usize::from(*place) - 1][Block::offset(qpn)]
+        &mut self.pages[usize::from(*page) - 1][Block::offset(qpn)]
     }
 }
 
-fn entry(places: &[u16], pages: &[Page], qpn: Qpn) -> u32 {
-    let place = usize::from(places[Block::of(qpn).index()]);
-    place.checked_sub(1).map_or(0, |page| pages[page][Block::offset(qpn)])
+fn entry(page_index: &[u16], pages: &[Page], qpn: Qpn) -> u32 {
+    let page = usize::from(page_index[Block::of(qpn).index()]);
+    page.checked_sub(1).map_or(0, |page| pages[page][Block::offset(qpn)])
 }
 
 #[cfg(test)]
@@ -145,7 +143,7 @@ mod tests {
     const COUNT: usize = Block::LEN as usize;
 
     #[test]
-    fn a_number_comes_again_only_after_all_others() {
+    fn qpn_is_reused_only_after_all_others() {
         let mut table = QpTable::new(1);
         let staying = insert(&mut table);
         let mut seen = vec![staying];
@@ -174,13 +172,13 @@ mod tests {
     fn given_blocks_and_no_others() {
         let mut table = QpTable::new(1);
         let (first, last) = (Block::new(0).unwrap(), Block::new(Block::COUNT as u16 - 1).unwrap());
-        table.numbers().give(first);
+        table.qpns().add_block(first);
         let mut all: Vec<Qpn> = (0..COUNT / 2).map(|_| insert(&mut table)).collect();
         assert!(all.iter().all(|&qpn| Block::of(qpn) == first));
         assert!(table.wants_numbers());
-        table.numbers().give(last);
+        table.qpns().add_block(last);
         assert!(!table.wants_numbers());
-        // All but the three that are never given out.
+        // All but the three reserved numbers.
         while all.len() < 2 * COUNT - 3 {
             all.push(insert(&mut table));
         }
@@ -199,7 +197,7 @@ mod tests {
         assert_ne!(qpn(0), qpn(1 << 40));
         let of_block = |seed| {
             let mut table = QpTable::new(seed);
-            table.numbers().give(Block::new(3).unwrap());
+            table.qpns().add_block(Block::new(3).unwrap());
             insert(&mut table)
         };
         assert_ne!(of_block(1), of_block(2));

@@ -1,14 +1,14 @@
-//! Time as an argument: the engine never reads a clock.
+//! Time is an argument: the engine reads no clock.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// A point in time: nanoseconds since a moment of the caller's choosing.
+/// A point in time: nanoseconds since an origin of the caller's choice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// The moment the caller counts from.
+    /// The origin.
     pub const ZERO: Self = Self(0);
 
     /// The time since `earlier`; zero when `earlier` is later.
@@ -20,7 +20,7 @@ impl Instant {
 impl Add<Duration> for Instant {
     type Output = Self;
 
-    /// Saturates at the end of time.
+    /// Saturates.
     fn add(self, after: Duration) -> Self {
         Self(
             self.0

@@ -1,7 +1,8 @@
-//! The deadlines of all queue pairs: one each, the next one found at once.
+//! Timers: one deadline per queue pair, in a heap with lazy entries.
 //!
-//! An acknowledgement moves the deadline of its queue pair, thousands of times before one is ever due. So a deadline that moves later leaves its entry in the
-//! heap where it is; the entry is put right when it comes up. The price is that [`Timers::next`] may be early, never late.
+//! An ACK moves its queue pair's deadline, thousands of times before one expires. So a deadline
+//! that moves later leaves its heap entry in place, which is corrected when it is popped. Hence
+//! [`Timers::next`] may be early, never late.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,7 +13,7 @@ use crate::Instant;
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     slots: Vec<Slot>,
-    /// At least one entry at or before each deadline; others are stale.
+    /// At least one entry at or before each deadline; the others are stale.
     heap: BinaryHeap<Reverse<(Instant, u32)>>,
 }
 
@@ -24,7 +25,7 @@ struct Slot {
 }
 
 impl Timers {
-    /// Makes room for the slots below `count`.
+    /// Grows to `count` slots.
     pub(crate) fn grow(&mut self, count: usize) {
         if self.slots.len() < count {
             self.slots.resize(count, Slot::default());
@@ -46,17 +47,17 @@ impl Timers {
                 self.heap.push(Reverse((at, index)));
             }
             Some(_) => {}
-            // Nobody shall wake up for a queue pair at rest.
-            None => self.tidy(),
+            // No wake-up for an idle queue pair.
+            None => self.drop_stale(),
         }
     }
 
-    /// When [`expired`](Self::expired) may have something: not after the first deadline.
+    /// When [`expired`](Self::expired) may have a slot: not after the first deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes a slot whose deadline has come, and clears that.
+    /// Pops a slot whose deadline has expired, and clears it.
     pub(crate) fn expired(&mut self, now: Instant) -> Option<u32> {
         while let Some(&Reverse((at, index))) = self.heap.peek()
             && at <= now
@@ -75,7 +76,7 @@ impl Timers {
     }
 
     /// Drops entries at the front whose slots have no deadline.
-    fn tidy(&mut self) {
+    fn drop_stale(&mut self) {
         while let Some(&Reverse((at, index))) = self.heap.peek()
             && self.slots[index as usize].deadline.is_none()
         {
@@ -91,7 +92,7 @@ impl Timers {
         }
     }
 
-    /// Enters the deadline of a slot whose first entry was dropped.
+    /// Re-inserts the deadline of a slot whose first entry was dropped.
     fn requeue(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.entry.is_none()
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn cleared_wakes_nobody() {
+    fn cleared_deadlines_cause_no_wakeup() {
         let mut timers = timers();
         timers.set(0, Some(Instant(10)));
         timers.set(1, Some(Instant(20)));

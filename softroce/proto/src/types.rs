@@ -1,4 +1,4 @@
-//! The standard's small integers as types of their own, so that a queue pair number cannot be passed for a packet sequence number.
+//! The standard's small integers as newtypes, so that a QPN cannot be passed for a PSN.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
@@ -31,7 +31,7 @@ impl fmt::Display for Qpn {
     }
 }
 
-/// A packet sequence number: 24 bits that wrap, compared within half the circle (IBTA vol 1, 9.7.1).
+/// A packet sequence number (PSN): 24 bits that wrap (IBTA vol 1, 9.7.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -46,13 +46,13 @@ impl Psn {
         self.0
     }
 
-    /// The number `n` further on, modulo 2^24.
+    /// The number `n` later, modulo 2^24.
     #[must_use]
     pub const fn add(self, n: u32) -> Self {
         Self::new(self.0.wrapping_add(n))
     }
 
-    /// How far `self` lies after `base` on the circle: positive when after, negative when before, in −2^23 … 2^23 − 1.
+    /// Signed distance from `base`, in −2^23 … 2^23 − 1.
     pub const fn since(self, base: Self) -> i32 {
         ((self.0.wrapping_sub(base.0) << 8) as i32) >> 8
     }
@@ -64,11 +64,11 @@ impl fmt::Debug for Psn {
     }
 }
 
-/// A local key: names a memory region to its own device (IBTA vol 1, 10.6.3.1).
+/// A local key: identifies a memory region on its own device (IBTA vol 1, 10.6.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LKey(pub u32);
 
-/// A remote key: names a memory region, with the rights it grants, to a peer (IBTA vol 1, 10.6.3.2).
+/// A remote key: identifies a memory region or window to a peer (IBTA vol 1, 10.6.3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RKey(pub u32);
 
@@ -106,8 +106,8 @@ impl Mtu {
         })
     }
 
-    /// The largest path MTU that fits a network interface whose own MTU is `netdev_mtu` bytes, with room for the RoCEv2 headers;
-    /// `None` where not even 256 bytes fit.
+    /// The largest path MTU for a network interface with an MTU of `netdev_mtu` bytes, less the
+    /// RoCEv2 headers; `None` if not even 256 bytes fit.
     pub const fn for_netdev(netdev_mtu: u32) -> Option<Self> {
         match netdev_mtu.saturating_sub(80) {
             4096.. => Some(Self::Mtu4096),
@@ -120,12 +120,12 @@ impl Mtu {
     }
 }
 
-/// A global identifier: under RoCEv2 an IPv6 address, or an IPv4 address as `::ffff:a.b.c.d` (IBTA annex A17).
+/// A global identifier: an IPv6 address, or `::ffff:a.b.c.d` for IPv4 (IBTA annex A17).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The address this GID stands for; IPv4-mapped GIDs give the IPv4 address.
+    /// The address of this GID; IPv4 for an IPv4-mapped one.
     pub fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)

@@ -1,10 +1,10 @@
-//! Work requests and work completions, in the standard's words (IBTA vol 1, 10.8 and 11.4).
+//! Work requests and work completions (IBTA vol 1, 10.8 and 11.4).
 
 use crate::memory::{AtomicOp, Bind, Sge};
 use crate::qp::Path;
 use crate::{Qpn, RKey};
 
-/// A completion queue, as the owner of the endpoint numbers them.
+/// A completion queue, as numbered by the endpoint's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CqId(pub u32);
 
@@ -12,15 +12,15 @@ pub struct CqId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SrqId(pub(crate) u32);
 
-/// What a send-queue request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// SEND, with immediate data when given (host order of the 32 bits as they go on the wire big-endian).
+    /// SEND, with immediate data when given (in host order).
     Send {
         /// Immediate data.
         imm: Option<u32>,
     },
-    /// SEND that takes a key of the receiver's away (IBTA vol 1, 9.4.1.1).
+    /// SEND with invalidate: invalidates a key of the receiver (IBTA vol 1, 9.4.1.1).
     SendInvalidate {
         /// The key, of a window bound to the peer's queue pair.
         rkey: RKey,
@@ -41,7 +41,7 @@ pub enum Operation {
         /// Remote key.
         rkey: RKey,
     },
-    /// Atomic on 8 bytes; the value before lands in the single 8-byte SGE.
+    /// Atomic on 8 bytes; the original value is stored in the single 8-byte SGE.
     Atomic {
         /// Remote virtual address, a multiple of 8.
         addr: u64,
@@ -50,9 +50,9 @@ pub enum Operation {
         /// The operation.
         op: AtomicOp,
     },
-    /// Binds a memory window. Nothing is sent; it is done before any request behind it begins.
+    /// Binds a memory window: executed locally, before any later request begins.
     Bind(Bind),
-    /// Takes the key of a window away (local invalidate). Nothing is sent; it is done before any request behind it begins.
+    /// Local invalidate of a window's key: executed locally, before any later request begins.
     Invalidate {
         /// The key.
         rkey: RKey,
@@ -60,55 +60,55 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether it is done here, without a packet: binding and local invalidate.
+    /// Whether it is executed locally, without a packet: bind and local invalidate.
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::Bind(_) | Self::Invalidate { .. })
     }
 }
 
-/// Where a request's bytes are.
+/// The payload of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payload<'a> {
-    /// In registered memory, read (or for READ and atomics: written) when the packets go or come.
+    /// In registered memory: read (READ and atomics: written) when packets are sent (received).
     Gather(&'a [Sge]),
-    /// In the request: copied when posted.
+    /// Inline: copied when posted.
     Inline(&'a [u8]),
 }
 
 /// A send-queue work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendRequest<'a> {
-    /// The consumer's name for it, given back in its completion.
+    /// Returned in the completion.
     pub wr_id: u64,
     /// The operation.
     pub operation: Operation,
-    /// Its bytes.
+    /// The payload.
     pub payload: Payload<'a>,
-    /// Generate a completion on success (always, on a queue created with `signal_all`).
+    /// Signaled: generate a completion on success (always, on a queue created with `signal_all`).
     pub signalled: bool,
-    /// Wait for READs and atomics before it (IBTA vol 1, 10.8.3.3).
+    /// Fence: wait for earlier READs and atomics (IBTA vol 1, 10.8.3.3).
     pub fence: bool,
     /// Set the solicited-event bit.
     pub solicited: bool,
 }
 
-/// Where a datagram goes (IBTA vol 1, 10.8.3.1 for UD): an address handle's path, and whom it is for there.
+/// The destination of a datagram (IBTA vol 1, 10.8.3.1 for UD).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
-    /// What the address handle stands for.
+    /// The path that the address handle describes.
     pub path: Path,
     /// The receiving queue pair.
     pub qpn: Qpn,
-    /// The queue key that it must have; with the highest bit set, the sender's own goes instead (IBTA vol 1, 10.2.5).
+    /// The Q_Key; with the highest bit set, the sender's own is used (IBTA vol 1, 10.2.5).
     pub qkey: u32,
 }
 
 /// A receive-queue work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceiveRequest<'a> {
-    /// The consumer's name for it.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where the bytes go.
+    /// The receive buffer.
     pub sges: &'a [Sge],
 }
 
@@ -117,12 +117,14 @@ pub struct ReceiveRequest<'a> {
 pub enum PostError {
     /// No such queue pair, or no such shared receive queue.
     UnknownQp,
-    /// The queue pair's state does not take this request (`EINVAL`).
+    /// The queue pair's state does not allow it (`EINVAL`).
     State,
     /// The queue is full (`ENOMEM`).
     Full,
-    /// An operation that the queue pair's transport does not offer, too many scatter/gather elements, too much inline data, inline where it is not allowed, a message over 2^31 bytes, an atomic whose SGEs are not one
-    /// of 8 bytes, bytes for an operation that has none, or a receive for a queue pair that has a shared receive queue (`EINVAL`).
+    /// `EINVAL`: an operation that the transport does not offer, too many SGEs, too much inline
+    /// data or inline where not allowed, a message over 2^31 bytes, an atomic whose SGE list is not
+    /// one of 8 bytes, a payload for a local operation, or a receive for a queue pair that has a
+    /// shared receive queue.
     Invalid,
 }
 
@@ -130,37 +132,37 @@ pub enum PostError {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Success = 0,
-    /// Local length error: a message longer than the receive buffer, or the like.
+    /// Local length error, such as a message longer than the receive buffer.
     LocalLength = 1,
     /// Local QP operation error.
     LocalQpOperation = 2,
     /// Local protection error: an SGE that its region does not cover.
     LocalProtection = 4,
-    /// Flushed: the QP was in, or went into, the error state.
+    /// Flushed: the queue pair was in, or entered, the error state.
     Flushed = 5,
-    /// Memory management operation error: a window that cannot be bound so, or a key that cannot be invalidated (IBTA vol 1, 11.6.2).
+    /// Memory management operation error: invalid bind or invalidate (IBTA vol 1, 11.6.2).
     WindowBind = 6,
     /// Bad response from the peer.
     BadResponse = 7,
-    /// The receiver's buffer could not take a WRITE with immediate's target (local access error).
+    /// Local access error: the target of a WRITE with immediate.
     LocalAccess = 8,
-    /// The peer says: invalid request.
+    /// Remote invalid request: the peer sent that NAK.
     RemoteInvalidRequest = 9,
-    /// The peer says: access refused.
+    /// Remote access error: the peer sent that NAK.
     RemoteAccess = 10,
-    /// The peer says: it could not carry it out.
+    /// Remote operational error: the peer sent that NAK.
     RemoteOperational = 11,
-    /// The transport retry counter ran out.
+    /// Transport retry counter exceeded.
     RetryExceeded = 12,
-    /// The RNR retry counter ran out.
+    /// RNR retry counter exceeded.
     RnrRetryExceeded = 13,
     /// The remote side aborted the operation.
     RemoteAborted = 16,
 }
 
-/// What completed, by the codes of `enum ibv_wc_opcode`.
+/// The completed operation, by the codes of `enum ibv_wc_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum CompletionOpcode {
@@ -187,24 +189,24 @@ pub enum CompletionOpcode {
 /// A work completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// The request's name.
+    /// The request's `wr_id`.
     pub wr_id: u64,
-    /// How it ended. When it is not [`Status::Success`] only `wr_id`, `qpn` and `is_receive` mean anything.
+    /// On error only `wr_id`, `qpn` and whether `opcode` is a receive are valid.
     pub status: Status,
-    /// What it was.
+    /// The completed operation.
     pub opcode: CompletionOpcode,
     /// Bytes received, read or swapped.
     pub byte_len: u32,
-    /// Immediate data, when it came with some.
+    /// Immediate data, if the message carried some.
     pub imm: Option<u32>,
-    /// The key that the peer took away with the message, if it did.
+    /// The key that the peer's SEND with invalidate invalidated.
     pub invalidated: Option<RKey>,
     /// The local queue pair.
     pub qpn: Qpn,
     /// The peer's queue pair.
     pub src_qpn: Qpn,
-    /// The sender asked for a solicited event.
+    /// The solicited-event bit of the message.
     pub solicited: bool,
-    /// The first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header: always for UD, never else. They count in `byte_len`.
+    /// UD: the first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header.
     pub grh: bool,
 }

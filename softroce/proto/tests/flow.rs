@@ -1,4 +1,4 @@
-//! The rules of the conversation while nothing is lost: windows, acknowledgements, order, limits, turns.
+//! Lossless operation: windows, ACKs, order, limits, round-robin.
 
 mod util;
 
@@ -15,10 +15,10 @@ use util::{
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
 
-// Window and acknowledgements
+// Window and ACKs
 
 #[test]
-fn window_is_kept_and_asks_at_its_end() {
+fn window_is_kept_and_its_last_packet_requests_an_ack() {
     for window in [1, 2, 5, 100] {
         let (mut pair, local, remote) = with_regions(
             Setup {
@@ -48,13 +48,13 @@ fn an_acknowledgement_is_asked_for_every_64_packets() {
     );
     pair.post(0, &write_to(1, &[local], remote));
     pair.transmit(0, &mut drop_all);
-    let asked = pair
+    let ack_requests = pair
         .log
         .iter()
         .enumerate()
         .filter(|(_, sent)| sent.packet().bth.ack_req)
         .map(|(at, _)| at);
-    assert_eq!(asked.collect::<Vec<_>>(), [63, 127, 191, 199]);
+    assert_eq!(ack_requests.collect::<Vec<_>>(), [63, 127, 191, 199]);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn read_responses_acknowledge_what_was_before() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.post(0, &write_to(1, &[local], remote));
     pair.post(0, &read_from(2, &[local], remote));
-    // The acknowledgement of the WRITE is lost.
+    // The ACK of the WRITE is lost.
     pair.run_with(|_, sent| {
         if sent.opcode() == Opcode::RcAcknowledge {
             Fate::Drop
@@ -126,7 +126,7 @@ fn unsignalled_requests_complete_silently() {
     }
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), success([3]));
-    // Their places in the queue are free again: 64 fit.
+    // Their slots in the queue are free again: 64 fit.
     (0..64).for_each(|wr_id| pair.post(0, &write_to(wr_id, &[local], remote)));
 }
 
@@ -193,7 +193,7 @@ fn inline_bytes_are_those_at_posting() {
     let node = &mut pair.nodes[0];
     node.endpoint.post_send(Instant(0), node.qpn, &first).unwrap();
     bytes.fill(0);
-    // Also when they go a second time.
+    // Also in retransmissions.
     pair.run_with(|number, _| if number < 3 { Fate::Drop } else { Fate::Deliver });
     assert_eq!(pair.bytes(1, remote), pattern(600, 5));
 }
@@ -310,7 +310,7 @@ fn the_first_message_in_rtr_is_an_event() {
         [AsyncEvent::CommunicationEstablished(pair.nodes[1].qpn)]
     );
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
-    // Into RTS now, and back the other way, without another event.
+    // RTS now, then in the other direction, without another event.
     pair.enter_rts(1);
     pair.post(1, &write_to(3, &[remote], local));
     pair.run();
@@ -335,7 +335,7 @@ fn both_directions_at_once() {
 }
 
 #[test]
-fn a_long_answer_does_not_hold_up_requests() {
+fn long_read_response_does_not_block_requests() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             window: 1000,
@@ -345,8 +345,8 @@ fn a_long_answer_does_not_hold_up_requests() {
     );
     pair.post(0, &read_from(1, &[local], remote));
     pair.transmit(0, &mut drop_all);
-    let asked = pair.log[0].clone();
-    pair.deliver(&asked);
+    let read_request = pair.log[0].clone();
+    pair.deliver(&read_request);
     pair.post(1, &write_to(1, &[remote], local));
     pair.log.clear();
     pair.transmit(1, &mut drop_all);
@@ -354,7 +354,7 @@ fn a_long_answer_does_not_hold_up_requests() {
     let first_request = opcodes.iter().position(|opcode| opcode.is_request());
     assert_eq!(first_request, Some(16));
     assert_eq!(opcodes.len(), 200);
-    // Runs stay together: few changes between answers and requests.
+    // Runs stay together: few alternations between replies and requests.
     let changes = opcodes
         .windows(2)
         .filter(|pair| pair[0].is_request() != pair[1].is_request())
@@ -381,7 +381,7 @@ fn a_message_of_many_windows_across_the_wrap() {
 }
 
 #[test]
-fn bursts_take_turns_between_queue_pairs() {
+fn bursts_alternate_round_robin_between_qps() {
     use doorbell_roce_proto::qp::Modify;
     let setup = Setup {
         mtu: Mtu::Mtu256,
@@ -415,9 +415,9 @@ fn bursts_take_turns_between_queue_pairs() {
     }));
 }
 
-// Acknowledgements and answers
+// ACKs and the consumer's answers
 
-/// What the second node sends when it answers a SEND before it was asked what it has to send.
+/// The packets of the second node when it answers a SEND before it has transmitted the ACK.
 fn answered(setup: Setup) -> Vec<Opcode> {
     let (mut pair, local, remote) = with_regions(setup, 8);
     pair.receive(1, 1, &[remote]);
@@ -432,18 +432,18 @@ fn answered(setup: Setup) -> Vec<Opcode> {
 }
 
 #[test]
-fn an_acknowledgement_goes_behind_the_answer_on_the_wire_and_before_it_where_that_is_asked_for() {
+fn ack_follows_the_request_unless_configured_before() {
     let (acknowledgement, answer) = (Opcode::RcAcknowledge, Opcode::RcSendOnly);
-    let asked = Setup {
-        acknowledges_first: true,
+    let ack_first = Setup {
+        ack_before_requests: true,
         ..Setup::default()
     };
-    assert_eq!(answered(asked), [acknowledgement, answer]);
-    // One GSO run, of which the last segment may be shorter. A lane has no runs.
-    let unasked = if util::lanes() {
+    assert_eq!(answered(ack_first), [acknowledgement, answer]);
+    // One GSO run, of which the last segment may be shorter. A shm link has no runs.
+    let default_order = if util::over_shm() {
         [acknowledgement, answer]
     } else {
         [answer, acknowledgement]
     };
-    assert_eq!(answered(Setup::default()), unasked);
+    assert_eq!(answered(Setup::default()), default_order);
 }

@@ -1,4 +1,4 @@
-//! Queue pair 1: management datagrams go out and come in as packets of UD, and nothing else does.
+//! Queue pair 1: management datagrams are sent and received as UD packets, and nothing else is.
 
 mod util;
 
@@ -36,7 +36,7 @@ fn mad(byte: u8) -> Box<Mad> {
     Box::new([byte; MAD_LEN])
 }
 
-/// Gives an endpoint a packet, its ICRC made right before.
+/// Seals a packet and passes it to an endpoint.
 fn handle(endpoint: &mut Endpoint, mut packet: Vec<u8>, ident: u16) {
     Flow::new(ENDS[0], ENDS[1], PORT, PORT).seal(0, &mut packet);
     let datagram = Datagram {
@@ -66,7 +66,7 @@ fn packet(opcode: Opcode, dest: Qpn, qkey: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn from_one_to_the_other() {
+fn mads_are_delivered() {
     let [mut sender, mut receiver] = [1, 2].map(Endpoint::new);
     for byte in [1, 2] {
         assert!(sender.send_mad(path(), mad(byte)));
@@ -95,7 +95,7 @@ fn from_one_to_the_other() {
 }
 
 #[test]
-fn nothing_else_is_taken() {
+fn other_datagrams_are_refused() {
     let mut endpoint = Endpoint::new(1);
     let (ud, one) = (Opcode::ud_send(false), Qpn::new(1));
     handle(&mut endpoint, packet(ud, one, 0x1111_1111, MAD_LEN), 0);
@@ -118,7 +118,7 @@ fn nothing_else_is_taken() {
     }
 }
 
-/// Whoever floods it fills the room there is, and leaves a count.
+/// A flood fills the queue and is counted.
 #[test]
 fn a_flood_is_bounded() {
     let mut endpoint = Endpoint::new(1);
@@ -136,7 +136,7 @@ fn a_flood_is_bounded() {
     }
     assert!((1..flood).contains(&taken));
     assert_eq!(taken + endpoint.counters().dropped_messages, flood);
-    // Nor does its own owner's.
+    // The send queue is bounded too.
     let sent = (0..flood).filter(|_| endpoint.send_mad(path(), mad(0))).count();
     assert!((1..flood as usize).contains(&sent));
 }

@@ -1,4 +1,4 @@
-//! Datagrams that nobody sane sends: no panic, and not a trace in queue pairs that they do not belong to.
+//! Hostile datagrams: no panic, and no effect on queue pairs that they do not belong to.
 
 mod util;
 
@@ -15,7 +15,7 @@ use util::{Pair, RECV_CQ, SEND_CQ, Sent, Setup, pattern, read_from, send, succes
 
 const PORT: u16 = 4791;
 
-/// A small generator, so that every run is the same.
+/// A small seeded generator, so that every run is the same.
 struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// A pair with traffic of every kind under way, and packets of that traffic.
+/// A pair with traffic of every kind in flight, and packets of that traffic.
 fn busy() -> (Pair, Vec<Sent>) {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     (10..20).for_each(|wr_id| pair.receive(1, wr_id, &[remote]));
@@ -56,7 +56,7 @@ fn handle(pair: &mut Pair, to: usize, src: IpAddr, bytes: &[u8]) {
     node.endpoint.handle_datagram(pair.now, &datagram, &mut node.memory);
 }
 
-/// Some bytes of it other than they were, some missing or too many; with the right ICRC all the same.
+/// Changes, removes or adds some bytes, and seals the ICRC.
 fn mutate(random: &mut Random, sent: &Sent, flow: &Flow) -> Vec<u8> {
     let mut bytes = sent.bytes.clone();
     for _ in 0..random.next(4) {
@@ -66,7 +66,7 @@ fn mutate(random: &mut Random, sent: &Sent, flow: &Flow) -> Vec<u8> {
     match random.next(6) {
         0 => bytes.truncate(random.next(bytes.len() + 1)),
         1 => bytes.resize(bytes.len() + random.next(300), 1),
-        // PSNs near what is expected get further than others.
+        // PSNs near the expected one get further than others.
         2 => bytes[11] = bytes[11].wrapping_add(random.next(5) as u8),
         3 => bytes[0] = Opcode::ALL[random.next(Opcode::ALL.len())].code(),
         _ => {}
@@ -87,14 +87,14 @@ fn mutated_packets_of_the_peer_never_panic() {
             let (to, src) = (1 - sent.from, pair.nodes[sent.from].address);
             handle(&mut pair, to, src, &bytes);
         }
-        // Whatever became of the connection, it comes to an end.
+        // Whatever happened to the connection, it terminates.
         pair.run();
         let ended = pair.completed(0, SEND_CQ).len();
         assert!(ended == 5 || pair.state(0) == State::Rts, "{ended}");
     }
 }
 
-/// Over UC and UD no packet, however malformed, does more than be dropped: no error, no answer, and the next message arrives.
+/// Over UC and UD malformed packets are dropped: no error, no reply, and the next message arrives.
 #[test]
 fn mutated_packets_without_a_connection_change_nothing() {
     for transport in [Transport::Uc, Transport::Ud] {
@@ -161,28 +161,28 @@ fn mutated_packets_without_a_connection_change_nothing() {
         }
         pair.run();
         assert_eq!(pair.completed(1, RECV_CQ), success([9]), "{transport:?}");
-        // Looks at the guards around it too.
+        // Also checks the guards around it.
         assert_eq!(pair.bytes(1, remote).len(), 600);
     }
 }
 
 #[test]
-fn packets_of_others_leave_no_trace() {
+fn packets_of_other_peers_leave_no_trace() {
     let mut random = Random(2);
     let (mut pair, packets) = busy();
     let before = [0, 1].map(|at| pair.nodes[at].endpoint.query_qp(pair.nodes[at].qpn));
-    let stranger: IpAddr = "10.9.0.77".parse().unwrap();
+    let unknown_peer: IpAddr = "10.9.0.77".parse().unwrap();
     for number in 0..20_000 {
         let sent = &packets[random.next(packets.len())];
         let (to, peer) = (1 - sent.from, pair.nodes[sent.from].address);
         let (src, bytes) = match number % 4 {
-            // Right in everything but where it is from.
+            // Correct except for its source address.
             0 => (
-                stranger,
+                unknown_peer,
                 mutate(
                     &mut random,
                     sent,
-                    &Flow::new(stranger, pair.nodes[to].address, PORT, PORT),
+                    &Flow::new(unknown_peer, pair.nodes[to].address, PORT, PORT),
                 ),
             ),
             // For another queue pair.

@@ -1,4 +1,5 @@
-//! Every operation at every interesting size, over a wire that loses nothing and over one that loses, doubles or delays each packet in turn.
+//! Every operation at boundary sizes, over a lossless link and over one that drops, duplicates or
+//! delays each packet once.
 
 mod util;
 
@@ -37,7 +38,7 @@ fn sizes(mtu: Mtu) -> [usize; 6] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu + 5]
 }
 
-/// One conversation: a SEND before, the operation, a SEND after, all checked.
+/// A SEND, the operation, a SEND, all checked.
 struct Conversation {
     pair: Pair,
     kind: Kind,
@@ -61,7 +62,7 @@ impl Conversation {
         let remote = pair.region(1, theirs.clone());
         let inboxes = [10, 11, 12].map(|wr_id| {
             let inbox = pair.region(1, vec![0; size.max(20)]);
-            // In three elements, the second one empty.
+            // In three SGEs, the second one empty.
             let (head, tail) = (Sge { len: 7, ..inbox }, inbox.len - 7);
             let (none, rest) = (
                 Sge { len: 0, ..inbox },

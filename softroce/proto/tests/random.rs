@@ -1,4 +1,5 @@
-//! Random programs in both directions over a wire that loses, doubles and reorders, against what a perfect wire would have done.
+//! Random programs in both directions over a link that drops, duplicates and reorders, compared
+//! with the result of a perfect link.
 
 mod util;
 
@@ -10,15 +11,15 @@ use proptest::prelude::*;
 use util::memory::rkey;
 use util::{Fate, Pair, RECV_CQ, SEND_CQ, Setup, pattern, write_operation};
 
-/// Words that atomics work on, per node.
+/// Words for atomics, per node.
 const WORDS: usize = 2;
 
-/// One request, as random numbers make it.
+/// A random request.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     kind: Kind,
     len: usize,
-    /// Where its element is split in two.
+    /// Where its SGE is split in two.
     split: usize,
     inline: bool,
     signalled: bool,
@@ -75,7 +76,7 @@ fn step() -> impl Strategy<Value = Step> {
         })
 }
 
-/// How bad the wire is, in packets of 100.
+/// Loss, duplication and delay in percent.
 #[derive(Clone, Copy, Debug)]
 struct Wire {
     drop: u64,
@@ -112,7 +113,7 @@ fn setup() -> impl Strategy<Value = Setup> {
     )
 }
 
-/// A request's places in memory and what must be there in the end.
+/// A request's memory and its expected final contents.
 struct Placed {
     step: Step,
     local: Sge,
@@ -121,7 +122,7 @@ struct Placed {
     theirs: Vec<u8>,
 }
 
-/// One direction: the program of a node, and the words of the other it works on.
+/// One direction: the program of a node, and the words of the other that it uses.
 struct Program {
     from: usize,
     placed: Vec<Placed>,
@@ -210,7 +211,7 @@ impl Program {
         }
     }
 
-    /// What is in the word of request `at` before it.
+    /// The value of the word before request `at`.
     fn word_before(&self, at: usize) -> u64 {
         let earlier = self.placed[..at]
             .iter()
@@ -227,7 +228,7 @@ impl Program {
         self.placed.iter().filter(|placed| placed.step.kind.receives())
     }
 
-    /// Posts the receives for the requests, all of them at once or only some.
+    /// Posts all or some of the receives for the requests.
     fn receive(&mut self, pair: &mut Pair, count: usize) {
         let to = 1 - self.from;
         let posted = self.inboxes.len();
@@ -308,7 +309,7 @@ impl Program {
     }
 }
 
-/// Runs both programs and checks what comes of them; gives every packet that was sent.
+/// Runs both programs and checks the results; returns every packet sent.
 fn converse(setup: Setup, wire: Wire, steps: &[Vec<Step>; 2], late: [usize; 2]) -> Vec<(usize, Vec<u8>)> {
     let mut pair = Pair::connected(setup);
     let [left, right] = steps;
@@ -330,7 +331,7 @@ fn converse(setup: Setup, wire: Wire, steps: &[Vec<Step>; 2], late: [usize; 2]) 
         program.receive(&mut pair, late);
         program.post(&mut pair);
     }
-    // The rest of the receives come when the first packets have been refused.
+    // The other receives are posted after the first packets got RNR NAKs.
     pair.exchange(&mut fate);
     programs
         .iter_mut()
@@ -341,7 +342,7 @@ fn converse(setup: Setup, wire: Wire, steps: &[Vec<Step>; 2], late: [usize; 2]) 
         .map(|program| program.check(&pair))
         .filter(|arrived| *arrived)
         .count();
-    // With few losses eight tries in a row do not fail.
+    // With few losses, eight retries in a row do not fail.
     assert!(arrived == 2 || wire.drop + wire.delay > 5, "{wire:?}");
     pair.log.into_iter().map(|sent| (sent.from, sent.bytes)).collect()
 }
@@ -359,8 +360,8 @@ proptest! {
     ) {
         let steps = [left, right];
         let log = converse(setup, wire, &steps, late);
-        // The short way to packets from the middle of a message is no other way.
-        let long_way = Setup { short_way: false, ..setup };
+        // The fast path for MIDDLE packets equals the general path.
+        let long_way = Setup { fast_path: false, ..setup };
         prop_assert!(log == converse(long_way, wire, &steps, late));
     }
 }

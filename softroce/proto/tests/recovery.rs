@@ -1,4 +1,4 @@
-//! What is done when packets are lost, come twice, or meet no receive: retries, waits and answers given again.
+//! Recovery: lost packets (go-back-N), duplicates, RNR NAKs, retry counts, replay of atomics.
 
 mod util;
 
@@ -30,14 +30,14 @@ fn one_nak_per_gap() {
     assert_eq!(pair.syndromes(1).len(), 2);
     let counters = pair.nodes[1].endpoint.counters();
     assert_eq!((counters.sequence_naks_sent, counters.out_of_sequence), (1, 14));
-    // Everything from the gap on went again, and nothing waited for the timer.
+    // Go-back-N: everything from the gap on was retransmitted, without a timeout.
     assert_eq!(pair.nodes[0].endpoint.counters().retransmits, 15);
     assert_eq!(pair.nodes[0].endpoint.counters().timeouts, 0);
     assert_eq!(pair.bytes(1, remote), pattern(256 * 20, 1));
 }
 
 #[test]
-fn duplicated_naks_go_back_once() {
+fn duplicated_naks_cause_one_go_back_n() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 20);
     pair.post(0, &write_to(1, &[local], remote));
     pair.run_with(|number, sent| match number {
@@ -50,10 +50,10 @@ fn duplicated_naks_go_back_once() {
 }
 
 #[test]
-fn a_read_is_asked_for_from_the_first_response_missing() {
+fn read_is_reissued_from_the_first_missing_response() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 10);
     pair.post(0, &read_from(1, &[local], remote));
-    // The request is number 0, the fifth response number 5.
+    // The request is packet 0, the fifth response packet 5.
     pair.run_with(|number, _| if number == 5 { Fate::Drop } else { Fate::Deliver });
     let requests: Vec<_> = pair.log.iter().filter(|sent| sent.from == 0).collect();
     assert_eq!(requests.len(), 2);
@@ -71,7 +71,7 @@ fn a_read_is_asked_for_from_the_first_response_missing() {
 }
 
 #[test]
-fn an_atomic_is_done_once_however_often_it_comes() {
+fn duplicate_atomic_is_replayed() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 64);
     let word = Sge { len: 8, ..local };
     let before = u64::from_ne_bytes(pattern(64, 2)[..8].try_into().unwrap());
@@ -82,7 +82,7 @@ fn an_atomic_is_done_once_however_often_it_comes() {
         };
         pair.post(0, &atomic_on(wr_id, &[result], remote, ADD));
     }
-    // Every answer is lost twice.
+    // Every response is lost twice.
     let mut answers = 0;
     pair.run_with(|_, sent| {
         answers += usize::from(sent.from == 1);
@@ -108,12 +108,12 @@ fn an_atomic_is_done_once_however_often_it_comes() {
 }
 
 #[test]
-fn a_duplicate_send_is_acknowledged_and_not_received_again() {
+fn duplicate_send_is_acknowledged_and_not_executed() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 8);
     pair.receive(1, 10, &[remote]);
     pair.receive(1, 11, &[remote]);
     pair.post(0, &send(1, &[local]));
-    // The first acknowledgement is lost.
+    // The first ACK is lost.
     pair.run_with(|number, _| if number == 1 { Fate::Drop } else { Fate::Deliver });
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
     assert_eq!(pair.completed(1, RECV_CQ), success([10]));
@@ -125,7 +125,7 @@ fn a_duplicate_send_is_acknowledged_and_not_received_again() {
 fn each_gap_is_reported() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 256 * 30);
     pair.post(0, &write_to(1, &[local], remote));
-    // The 30 packets, a NAK, 25 packets again, a NAK, and so on.
+    // 30 packets, a NAK, 25 retransmissions, a NAK, and so on.
     pair.run_with(|number, _| {
         if matches!(number, 5 | 40 | 60) {
             Fate::Drop
@@ -138,9 +138,9 @@ fn each_gap_is_reported() {
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
 }
 
-// Requests that come again
+// Duplicate requests
 
-/// The opcodes a node sends next.
+/// The opcodes and PSNs a node sends next.
 fn answers(pair: &mut Pair, at: usize) -> Vec<(Opcode, u32)> {
     pair.log.clear();
     pair.transmit(at, &mut drop_all);
@@ -165,16 +165,16 @@ fn reth(at: Sge, offset: u64, len: u32) -> Extension {
 }
 
 #[test]
-fn a_read_that_comes_again_while_it_is_answered_goes_back() {
+fn duplicate_read_during_its_responses_rewinds() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
-    // Before anything of it was sent, the second request changes nothing.
+    // Before anything of it was sent, the duplicate changes nothing.
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(
         pair.transmit_one(1).map(|sent| sent.opcode()),
         Some(Opcode::RcReadResponseFirst)
     );
-    // What is still to come is not sent twice, what went is.
+    // Pending responses are not sent twice, sent ones are.
     pair.forge(1, Opcode::RcReadRequest, 101, &reth(remote, 256, 344), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3[1..]);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
@@ -191,7 +191,7 @@ fn a_read_that_comes_again_while_it_is_answered_goes_back() {
 }
 
 #[test]
-fn a_read_that_comes_again_is_answered_before_what_came_later() {
+fn duplicate_read_is_answered_in_psn_order() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3);
@@ -202,18 +202,18 @@ fn a_read_that_comes_again_is_answered_before_what_came_later() {
 }
 
 #[test]
-fn a_read_that_was_another_is_not_answered() {
+fn mismatched_duplicate_read_is_not_answered() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), READ_OF_3);
-    // It would take PSNs that are still to come.
+    // It would take PSNs beyond the expected one.
     pair.forge(1, Opcode::RcReadRequest, 102, &reth(remote, 0, 600), &[]);
     assert_eq!(answers(&mut pair, 1), []);
     assert_eq!((pair.state(1), pair.expected_psn(1)), (State::Rts, 103));
 }
 
 #[test]
-fn a_read_that_comes_again_from_memory_that_is_gone_is_not_answered() {
+fn duplicate_read_of_deregistered_memory_is_not_answered() {
     let (mut pair, local, remote) = with_regions(Setup::default(), 600);
     pair.post(0, &read_from(1, &[local], remote));
     pair.run();
@@ -226,7 +226,7 @@ fn a_read_that_comes_again_from_memory_that_is_gone_is_not_answered() {
 }
 
 #[test]
-fn what_comes_again_cannot_fill_the_queue_of_answers() {
+fn duplicates_cannot_fill_the_reply_queue() {
     let (mut pair, _, remote) = with_regions(
         Setup {
             dest_rd_atomic: 4,
@@ -248,7 +248,7 @@ fn what_comes_again_cannot_fill_the_queue_of_answers() {
 }
 
 #[test]
-fn an_atomic_whose_result_was_forgotten_is_not_answered() {
+fn atomic_evicted_from_the_replay_buffer_is_not_answered() {
     let (mut pair, _, remote) = with_regions(
         Setup {
             dest_rd_atomic: 2,
@@ -277,7 +277,7 @@ fn an_atomic_whose_result_was_forgotten_is_not_answered() {
 }
 
 #[test]
-fn old_sends_and_writes_are_acknowledged_with_the_last_psn() {
+fn duplicate_sends_and_writes_are_acknowledged_with_the_last_psn() {
     let (mut pair, _, remote) = with_regions(Setup::default(), 600);
     (10..13).for_each(|wr_id| pair.receive(1, wr_id, &[remote]));
     pair.forge(1, Opcode::RcSendOnly, 100, &Extension::Bare, b"one.");
@@ -292,7 +292,7 @@ fn old_sends_and_writes_are_acknowledged_with_the_last_psn() {
 // Retries and timers
 
 #[test]
-fn the_timer_retries_as_often_as_agreed_and_then_fails() {
+fn ack_timeout_retries_retry_cnt_times_then_fails() {
     for retry_cnt in [0, 1, 3, 7] {
         let (mut pair, local, remote) = with_regions(
             Setup {
@@ -321,8 +321,8 @@ fn the_timer_retries_as_often_as_agreed_and_then_fails() {
 }
 
 #[test]
-fn progress_gives_the_retries_back() {
-    // Each packet gets through the third time only: 20 packets need more retries than there are.
+fn progress_resets_the_retry_count() {
+    // Each packet gets through at the third attempt: 20 packets need more retries than the count.
     let (mut pair, local, remote) = with_regions(
         Setup {
             retry_cnt: 2,
@@ -374,10 +374,10 @@ fn nothing_is_due_when_all_is_acknowledged() {
     assert_eq!(pair.nodes[1].endpoint.poll_timeout(), None);
 }
 
-// Receiver not ready
+// RNR NAK
 
 #[test]
-fn without_a_receive_the_sender_waits_as_asked() {
+fn rnr_nak_delays_the_sender_by_the_rnr_timer() {
     for imm in [false, true] {
         let (mut pair, local, remote) = with_regions(
             Setup {
@@ -397,7 +397,7 @@ fn without_a_receive_the_sender_waits_as_asked() {
         let wait = RnrTimer::from_code(14);
         assert_eq!(pair.syndromes(1), [Syndrome::RnrNak(wait)]);
         assert_eq!(pair.nodes[0].endpoint.poll_timeout(), Some(start + wait.duration()));
-        // Whatever is posted meanwhile waits too.
+        // Later requests wait too.
         pair.post(0, &write_to(2, &[local], remote));
         pair.exchange(&mut |_, _| Fate::Deliver);
         let sent = pair.opcodes(0).len();
@@ -426,7 +426,7 @@ fn rnr_retries_are_counted() {
         assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RnrRetryExceeded)]);
         assert_eq!(pair.opcodes(0).len(), usize::from(rnr_retry) + 1);
         assert_eq!(pair.state(0), State::Err);
-        // The receiver is none the wiser.
+        // The receiver is not affected.
         assert_eq!(pair.state(1), State::Rts);
     }
 }
@@ -449,8 +449,8 @@ fn rnr_retry_7_is_for_ever() {
 }
 
 #[test]
-fn an_alive_receiver_that_is_not_ready_uses_up_no_transport_retries() {
-    // Between two RNR NAKs one packet is lost: with one retry, that must not add up.
+fn rnr_naks_consume_no_transport_retries() {
+    // One packet is lost between two RNR NAKs: with a retry count of one, these must not add up.
     let (mut pair, local, remote) = with_regions(
         Setup {
             retry_cnt: 1,
@@ -479,7 +479,7 @@ fn an_alive_receiver_that_is_not_ready_uses_up_no_transport_retries() {
 }
 
 #[test]
-fn progress_gives_the_rnr_retries_back() {
+fn progress_resets_the_rnr_retry_count() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             rnr_retry: 1,
@@ -501,7 +501,7 @@ fn progress_gives_the_rnr_retries_back() {
 }
 
 #[test]
-fn while_it_waits_for_a_receive_nothing_else_wakes_the_sender() {
+fn rnr_wait_is_not_cut_short() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             rnr_retry: 1,
@@ -512,7 +512,7 @@ fn while_it_waits_for_a_receive_nothing_else_wakes_the_sender() {
     );
     let start = pair.now;
     (1..=3).for_each(|wr_id| pair.post(0, &send(wr_id, &[local])));
-    // The RNR NAK comes twice, then a sequence NAK for the same packet.
+    // The RNR NAK is duplicated, then a sequence NAK for the same packet.
     pair.exchange(&mut |_, sent| if sent.from == 1 { Fate::Duplicate } else { Fate::Deliver });
     let nak = Aeth {
         syndrome: Syndrome::Nak(Nak::PsnSequence),

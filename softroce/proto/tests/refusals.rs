@@ -1,4 +1,5 @@
-//! Requests that must not be carried out: the right NAK, the right statuses at both ends, and memory unchanged.
+//! Requests that must be refused: the right NAK, the right statuses at both ends, and memory
+//! unchanged.
 
 mod util;
 
@@ -13,7 +14,8 @@ use util::{Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, pattern, read_from, request
 
 const LEN: usize = 600;
 
-/// Runs a SEND that succeeds, the request that `make` makes of local elements and a remote region, and a SEND that is flushed.
+/// Runs a SEND that succeeds, the request that `make` builds from local SGEs and a remote region,
+/// and a SEND that is flushed.
 fn refused(
     setup: Setup,
     rights: Rights,
@@ -127,7 +129,7 @@ fn out_of_range() {
 }
 
 #[test]
-fn round_the_end_of_the_address_space() {
+fn past_the_end_of_the_address_space() {
     let last = |remote| Sge {
         addr: u64::MAX - 10,
         ..remote
@@ -223,7 +225,7 @@ fn unaligned_atomic() {
 }
 
 #[test]
-fn reads_and_atomics_where_none_are_taken() {
+fn reads_and_atomics_without_dest_rd_atomic() {
     let setup = Setup {
         dest_rd_atomic: 0,
         ..Setup::default()
@@ -259,13 +261,13 @@ fn more_reads_than_agreed() {
             len,
         })
     };
-    // The first two are not answered yet when the third one comes.
+    // The first two are not answered yet when the third one arrives.
     pair.forge(1, Opcode::RcReadRequest, 100, &reth(600), &[]);
     pair.forge(1, Opcode::RcReadRequest, 103, &reth(1), &[]);
     assert_eq!(pair.state(1), State::Rts);
     pair.forge(1, Opcode::RcReadRequest, 104, &reth(1), &[]);
     assert_eq!(pair.state(1), State::Err);
-    // What came before is answered before the NAK.
+    // Earlier requests are answered before the NAK.
     pair.transmit(1, &mut |_, _| util::Fate::Drop);
     assert_eq!(
         pair.opcodes(1),
@@ -313,7 +315,7 @@ fn receive_into_memory_that_is_not_writable() {
     assert_eq!(pair.bytes(1, inbox), vec![0; LEN]);
 }
 
-/// A request whose own memory is wrong: those before it complete, nothing of it is sent.
+/// A request with invalid local memory: earlier ones complete, nothing of it is sent.
 fn locally_refused(bad: impl Fn(&mut Pair) -> Sge, make: impl for<'a> Fn(&'a [Sge], Sge) -> SendRequest<'a>) {
     let mut pair = Pair::connected(Setup::default());
     let good = pair.region(0, pattern(LEN, 1));
@@ -352,14 +354,14 @@ fn local_memory_that_is_not_writable() {
 }
 
 #[test]
-fn memory_that_goes_while_a_read_is_answered() {
+fn memory_deregistered_during_read_responses() {
     let mut pair = Pair::connected(Setup::default());
     let local = pair.region(0, pattern(LEN, 1));
     let remote = pair.region(1, pattern(LEN, 2));
     pair.post(0, &read_from(1, &[local], remote));
     pair.transmit(0, &mut |_, _| util::Fate::Drop);
-    let asked = pair.log[0].clone();
-    pair.deliver(&asked);
+    let read_request = pair.log[0].clone();
+    pair.deliver(&read_request);
     pair.nodes[1].memory.deregister(remote);
     pair.run();
     assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RemoteAccess)]);
@@ -367,7 +369,7 @@ fn memory_that_goes_while_a_read_is_answered() {
     assert_eq!(pair.bytes(0, local), pattern(LEN, 1));
 }
 
-/// Forges packets from PSN 100 on: all but the last are taken, the last is an invalid request.
+/// Forges packets from PSN 100 on: all but the last are accepted, the last is an invalid request.
 fn invalid(packets: &[(Opcode, Extension, usize)]) {
     let mut pair = Pair::connected(Setup::default());
     let inbox = pair.region(1, vec![0; 2000]);
@@ -505,7 +507,7 @@ fn responses_to_nothing_change_nothing() {
     let (local, remote) = (pair.region(0, pattern(LEN, 1)), pair.region(1, pattern(LEN, 2)));
     pair.post(0, &write_to(1, &[local], remote));
     pair.transmit(0, &mut |_, _| util::Fate::Deliver);
-    // Three packets are on their way: PSNs before, after and far from them are ghosts.
+    // Three packets are in flight: other PSNs are ghosts.
     for psn in [99, 98, 103, 104, 5000, 0x80_0000, 0xff_ffff] {
         for syndrome in syndromes {
             pair.forge(
@@ -517,7 +519,7 @@ fn responses_to_nothing_change_nothing() {
             );
         }
     }
-    // READ responses to a WRITE are nonsense too.
+    // READ responses to a WRITE are unexpected too.
     let ack = Extension::Aeth(Aeth {
         syndrome: syndromes[0],
         msn: 1,
@@ -534,7 +536,7 @@ fn responses_to_nothing_change_nothing() {
 }
 
 #[test]
-fn the_nak_goes_out_though_the_owner_moves_to_the_error_state_too() {
+fn pending_nak_survives_modify_to_err() {
     let mut pair = Pair::connected(Setup::default());
     pair.forge(1, Opcode::RcSendLast, 100, &Extension::Bare, &[1]);
     pair.enter(1, State::Err);
@@ -543,7 +545,7 @@ fn the_nak_goes_out_though_the_owner_moves_to_the_error_state_too() {
 }
 
 #[test]
-fn a_queue_pair_put_into_the_error_state_says_nothing_more() {
+fn modify_to_err_drops_replies() {
     let mut pair = Pair::connected(Setup::default());
     let remote = pair.region(1, pattern(LEN, 2));
     let reth = Reth {
@@ -558,7 +560,7 @@ fn a_queue_pair_put_into_the_error_state_says_nothing_more() {
 }
 
 #[test]
-fn a_queue_pair_whose_own_request_failed_says_nothing_more() {
+fn requester_failure_drops_replies() {
     let mut pair = Pair::connected(Setup {
         rd_atomic: 0,
         ..Setup::default()

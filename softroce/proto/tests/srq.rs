@@ -1,4 +1,4 @@
-//! Shared receive queues: two queue pairs of one node take receives from one queue (IBTA vol 1, 10.2.9).
+//! Shared receive queues: two queue pairs of one node use one queue (IBTA vol 1, 10.2.9).
 
 mod util;
 
@@ -27,21 +27,21 @@ fn setup(transport: Transport) -> Setup {
     }
 }
 
-/// Two connections whose receiving ends share a queue; the second one is in place.
+/// Two connections whose receiving ends share a queue; the second one is current.
 fn connected(transport: Transport) -> Pair {
     let mut pair = Pair::connected(setup(transport));
     pair.connect_second();
     pair
 }
 
-/// Posts a receive of `len` bytes that the second node's queue pairs share.
+/// Posts a shared receive of `len` bytes.
 fn receive(pair: &mut Pair, wr_id: u64, len: usize) -> Sge {
     let into = pair.region(1, vec![0; len]);
     pair.receive_shared(wr_id, &[into]).unwrap();
     into
 }
 
-/// Posts as many receives of `len` bytes.
+/// Posts a shared receive of `len` bytes for each `wr_id`.
 fn fill(pair: &mut Pair, wr_ids: std::ops::Range<u64>, len: usize) {
     for wr_id in wr_ids {
         receive(pair, wr_id, len);
@@ -52,14 +52,14 @@ fn query(pair: &Pair) -> SrqAttributes {
     pair.nodes[1].endpoint.query_srq(pair.nodes[1].srq.unwrap()).unwrap()
 }
 
-/// Arms the limit; the events it leads to are taken.
+/// Arms the limit; returns the events.
 fn arm(pair: &mut Pair, limit: u32) -> Result<Vec<AsyncEvent>, SrqError> {
     let node = &mut pair.nodes[1];
     node.endpoint.modify_srq(node.srq.unwrap(), None, Some(limit))?;
     Ok(std::iter::from_fn(|| node.endpoint.poll_event()).collect())
 }
 
-/// Messages of several packets, interleaved on the wire: each keeps the receive that it began with.
+/// Interleaved messages of several packets: each keeps the receive that it began with.
 #[test]
 fn messages_of_two_queue_pairs_side_by_side() {
     for transport in [Transport::Rc, Transport::Uc] {
@@ -72,7 +72,8 @@ fn messages_of_two_queue_pairs_side_by_side() {
             pair.post(0, &send(wr_id, &from[1..]));
             pair.swap();
         }
-        // The queue pairs take turns of 16 packets; so that packets alternate, each of them is held back by its number.
+        // Bursts are 16 packets; delaying each packet by its number makes the queue pairs' packets
+        // alternate.
         pair.run_with(|number, _| Fate::Delay(number % 3 * usize::from(transport == Transport::Rc)));
         let mut done: Vec<_> = pair.nodes[1].completions.iter().map(|(_, done)| *done).collect();
         done.sort_by_key(|done| done.wr_id);
@@ -108,7 +109,7 @@ fn a_message_holds_its_receive() {
         pair.deliver(packet);
     }
     assert!(pair.nodes[1].completions.is_empty());
-    // The second ends first.
+    // The second one ends first.
     pair.deliver(&packets[5]);
     pair.deliver(&packets[4]);
     assert_eq!(pair.completed(1, RECV_CQ), success([1, 0]));
@@ -138,7 +139,7 @@ fn datagrams_and_immediates() {
         let target = pair.region(1, vec![0; 600]);
         for wr_id in 0..4 {
             receive(&mut pair, wr_id, 0);
-            // A WRITE without immediate data takes none.
+            // A WRITE without immediate data consumes none.
             pair.post(0, &request(wr_id, write_operation(target, None), &[from]));
             pair.post(0, &request(wr_id, write_operation(target, Some(9)), &[from]));
             pair.run();
@@ -150,9 +151,9 @@ fn datagrams_and_immediates() {
     }
 }
 
-/// Without a receive RC asks for patience, and what is posted then serves the message that comes again.
+/// Without a receive RC sends an RNR NAK, and a receive posted then serves the retry.
 #[test]
-fn empty_asks_for_patience() {
+fn empty_srq_sends_rnr_nak() {
     let mut pair = connected(Transport::Rc);
     let from = pair.region(0, pattern(300, 1));
     pair.post(0, &send(1, &[from]));
@@ -170,13 +171,13 @@ fn empty_asks_for_patience() {
     assert_eq!(pair.bytes(1, into), pattern(300, 1));
 }
 
-/// The last place of the queue frees when a message takes its receive, not when that completes.
+/// The last slot of the queue is freed when a message takes its receive, not when that completes.
 #[test]
-fn posting_is_bounded_and_knows_no_state() {
+fn posting_is_bounded_and_independent_of_qp_state() {
     let mut pair = Pair::connected(setup(Transport::Rc));
     let node = &mut pair.nodes[1];
     let srq = node.srq.unwrap();
-    // The queue pair is not asked, and a receive of its own it does not take.
+    // The queue pair's state does not matter, and it accepts no receives of its own.
     let own = node
         .endpoint
         .post_receive(node.qpn, &ReceiveRequest { wr_id: 1, sges: &[] });
@@ -186,7 +187,10 @@ fn posting_is_bounded_and_knows_no_state() {
         receive(&mut pair, wr_id, 1);
     }
     assert_eq!(pair.receive_shared(8, &[]), Err(PostError::Full));
-    assert!(pair.nodes[1].completions.is_empty(), "what nobody holds is not flushed");
+    assert!(
+        pair.nodes[1].completions.is_empty(),
+        "receives not held are not flushed"
+    );
     let into = pair.region(1, vec![0; 8]);
     assert_eq!(pair.receive_shared(8, &[into; 3]), Err(PostError::Invalid));
     let node = &mut pair.nodes[1];
@@ -199,9 +203,9 @@ fn posting_is_bounded_and_knows_no_state() {
     assert_eq!(pair.receive_shared(8, &[]), Err(PostError::UnknownQp));
 }
 
-/// The error state flushes what the queue pair holds and nothing else; the other goes on with what is left.
+/// The error state flushes the held receive and nothing else; the other queue pair continues.
 #[test]
-fn an_error_takes_what_is_held() {
+fn err_flushes_the_held_receive() {
     for transport in [Transport::Rc, Transport::Uc] {
         let mut pair = connected(transport);
         fill(&mut pair, 0..3, 600);
@@ -211,12 +215,12 @@ fn an_error_takes_what_is_held() {
         pair.deliver(&first);
         assert!(pair.nodes[1].completions.is_empty());
         pair.enter(1, State::Err);
-        // RC asks again until it gives up; UC is at rest at once.
+        // RC retries until it fails; UC is idle at once.
         pair.run_with(drop_all);
         assert_eq!(pair.completed(1, RECV_CQ), [(0, Status::Flushed)]);
         let reached = AsyncEvent::LastWqeReached(pair.nodes[1].qpn);
         assert_eq!(pair.nodes[1].events, [reached]);
-        // Once, until it has been somewhere else.
+        // Once per entry into ERR.
         pair.enter(1, State::Err);
         assert_eq!(pair.nodes[1].events, [reached]);
         pair.swap();
@@ -234,7 +238,7 @@ fn an_error_takes_what_is_held() {
     }
 }
 
-/// A message that is too long ends its own queue pair, and takes its own receive with it.
+/// A message that is too long ends its own queue pair only, and flushes its receive.
 #[test]
 fn a_message_too_long_ends_its_queue_pair_only() {
     let mut pair = connected(Transport::Rc);
@@ -253,9 +257,9 @@ fn a_message_too_long_ends_its_queue_pair_only() {
     assert_eq!(pair.completed(1, RECV_CQ)[1..], success([1]));
 }
 
-/// What an unreliable message that is given up held serves the same queue pair's next one.
+/// The receive of a dropped unreliable message serves the same queue pair's next one.
 #[test]
-fn an_unreliable_message_given_up_keeps_its_receive() {
+fn dropped_unreliable_message_keeps_its_receive() {
     let mut pair = connected(Transport::Uc);
     let into = [0, 1].map(|wr_id| receive(&mut pair, wr_id, 600));
     let from = [1, 2].map(|seed| pair.region(0, pattern(600, seed)));
@@ -268,7 +272,8 @@ fn an_unreliable_message_given_up_keeps_its_receive() {
     assert_eq!(pair.bytes(1, into[0]), pattern(600, 2));
 }
 
-/// The limit is armed once: the event comes when fewer receives are left, and not again (IBTA vol 1, 10.2.9.5).
+/// The limit is armed once: the event is reported when fewer receives are left, and not again (IBTA
+/// vol 1, 10.2.9.5).
 #[test]
 fn the_limit_event_comes_once() {
     let mut pair = connected(Transport::Rc);
@@ -277,14 +282,14 @@ fn the_limit_event_comes_once() {
     fill(&mut pair, 0..4, 8);
     assert_eq!(arm(&mut pair, 3), Ok(vec![]));
     assert_eq!(query(&pair).limit, 3);
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     for wr_id in 0..4 {
         pair.post(0, &send(wr_id, &[from]));
         pair.run();
-        told.push(pair.nodes[1].events.len());
+        events.push(pair.nodes[1].events.len());
         pair.swap();
     }
-    assert_eq!(told, [0, 1, 1, 1]);
+    assert_eq!(events, [0, 1, 1, 1]);
     assert_eq!(pair.nodes[1].events, [limit]);
     assert_eq!(query(&pair).limit, 0);
     // Armed when fewer are queued already: at once.
@@ -327,9 +332,9 @@ fn resizing_keeps_what_is_queued() {
     assert_eq!(pair.nodes[1].events, [AsyncEvent::SrqLimitReached(srq)]);
 }
 
-/// The keys of its receives are those of its own protection domain, not of the queue pairs'.
+/// The keys of its receives are checked against its own protection domain, not the queue pairs'.
 #[test]
-fn its_protection_domain_counts() {
+fn srq_protection_domain_is_checked() {
     for transport in [Transport::Rc, Transport::Ud] {
         let other = PdId(PD.0 + 1);
         let mut pair = Pair::connected(Setup {
@@ -354,9 +359,9 @@ fn its_protection_domain_counts() {
     }
 }
 
-/// Reset forgets what the queue pair held; the queue goes on, with it too.
+/// Reset discards the held receive; the queue remains usable, also by this queue pair.
 #[test]
-fn a_reset_forgets_what_is_held() {
+fn reset_drops_the_held_receive() {
     let mut pair = connected(Transport::Uc);
     fill(&mut pair, 0..2, 600);
     let from = pair.region(0, pattern(600, 1));

@@ -1,5 +1,7 @@
-//! The states of a queue pair: which modifies are taken, what may be posted, what is flushed.
+//! The states of a queue pair: allowed transitions, posting, flushing.
 
+#[path = "states/tables.rs"]
+mod tables;
 mod util;
 
 use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
@@ -7,17 +9,8 @@ use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Operation, Payload, PostError, ReceiveRequest, SendRequest, Status};
 use doorbell_roce_proto::{AsyncEvent, Endpoint, Mtu, Psn, Qpn};
 
+use tables::{RC, Row, STATES, UC, UD};
 use util::{Fate, Pair, QKEY, RECV_CQ, SEND_CQ, Setup, pattern, read_from, send, write_to};
-
-const STATES: [State; 7] = [
-    State::Reset,
-    State::Init,
-    State::Rtr,
-    State::Rts,
-    State::Sqd,
-    State::Sqe,
-    State::Err,
-];
 
 /// The bits of `enum ibv_qp_attr_mask` and a modify that has each.
 fn attributes(pair: &Pair) -> Vec<(u32, Modify)> {
@@ -148,7 +141,7 @@ fn merge(into: &mut Modify, from: &Modify) {
         min_rnr_timer sq_psn max_dest_rd_atomic dest_qpn qkey);
 }
 
-/// A fresh pair whose first queue pair is in `state`.
+/// A new pair whose first queue pair is in `state`.
 fn in_state(transport: Transport, state: State) -> Pair {
     let mut pair = Pair::connected(Setup {
         transport,
@@ -175,7 +168,7 @@ fn attempt(from: State, modify: &Modify) -> Result<(), ModifyError> {
     attempt_over(Transport::Rc, from, modify)
 }
 
-/// Tries a modify of a queue pair in `from`, and gives the error that it got.
+/// Modifies a queue pair in `from`; returns the result.
 fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<(), ModifyError> {
     let mut pair = in_state(transport, from);
     let (node, now) = (&mut pair.nodes[0], pair.now);
@@ -188,81 +181,6 @@ fn attempt_over(transport: Transport, from: State, modify: &Modify) -> Result<()
     }
     result
 }
-
-/// What ibv_modify_qp(3) and IBTA table 91 say: (from, to, required, optional), bits of `enum ibv_qp_attr_mask`.
-type Row = (State, State, u32, u32);
-
-const RC: [Row; 19] = [
-    (State::Reset, State::Reset, 0, 0),
-    (State::Reset, State::Init, 0x38, 0),
-    (State::Init, State::Reset, 0, 0),
-    (State::Init, State::Init, 0, 0x38),
-    (State::Init, State::Rtr, 0x12_9180, 0x18),
-    (State::Init, State::Err, 0, 0),
-    (State::Rtr, State::Reset, 0, 0),
-    (State::Rtr, State::Rts, 0x1_2e00, 0x8008),
-    (State::Rtr, State::Err, 0, 0),
-    (State::Rts, State::Reset, 0, 0),
-    (State::Rts, State::Rts, 0, 0x8008),
-    (State::Rts, State::Sqd, 0, 0x4),
-    (State::Rts, State::Err, 0, 0),
-    (State::Sqd, State::Reset, 0, 0),
-    (State::Sqd, State::Rts, 0, 0x8008),
-    (State::Sqd, State::Sqd, 0, 0x2_aeb8),
-    (State::Sqd, State::Err, 0, 0),
-    (State::Err, State::Reset, 0, 0),
-    (State::Err, State::Err, 0, 0),
-];
-
-const UC: [Row; 22] = [
-    (State::Reset, State::Reset, 0, 0),
-    (State::Reset, State::Init, 0x38, 0),
-    (State::Init, State::Reset, 0, 0),
-    (State::Init, State::Init, 0, 0x38),
-    (State::Init, State::Rtr, 0x10_1180, 0x18),
-    (State::Init, State::Err, 0, 0),
-    (State::Rtr, State::Reset, 0, 0),
-    (State::Rtr, State::Rts, 0x1_0000, 0x8),
-    (State::Rtr, State::Err, 0, 0),
-    (State::Rts, State::Reset, 0, 0),
-    (State::Rts, State::Rts, 0, 0x8),
-    (State::Rts, State::Sqd, 0, 0x4),
-    (State::Rts, State::Err, 0, 0),
-    (State::Sqd, State::Reset, 0, 0),
-    (State::Sqd, State::Rts, 0, 0x8),
-    (State::Sqd, State::Sqd, 0, 0x98),
-    (State::Sqd, State::Err, 0, 0),
-    (State::Sqe, State::Reset, 0, 0),
-    (State::Sqe, State::Rts, 0, 0x8),
-    (State::Sqe, State::Err, 0, 0),
-    (State::Err, State::Reset, 0, 0),
-    (State::Err, State::Err, 0, 0),
-];
-
-const UD: [Row; 22] = [
-    (State::Reset, State::Reset, 0, 0),
-    (State::Reset, State::Init, 0x70, 0),
-    (State::Init, State::Reset, 0, 0),
-    (State::Init, State::Init, 0, 0x70),
-    (State::Init, State::Rtr, 0, 0x50),
-    (State::Init, State::Err, 0, 0),
-    (State::Rtr, State::Reset, 0, 0),
-    (State::Rtr, State::Rts, 0x1_0000, 0x40),
-    (State::Rtr, State::Err, 0, 0),
-    (State::Rts, State::Reset, 0, 0),
-    (State::Rts, State::Rts, 0, 0x40),
-    (State::Rts, State::Sqd, 0, 0x4),
-    (State::Rts, State::Err, 0, 0),
-    (State::Sqd, State::Reset, 0, 0),
-    (State::Sqd, State::Rts, 0, 0x40),
-    (State::Sqd, State::Sqd, 0, 0x50),
-    (State::Sqd, State::Err, 0, 0),
-    (State::Sqe, State::Reset, 0, 0),
-    (State::Sqe, State::Rts, 0, 0x40),
-    (State::Sqe, State::Err, 0, 0),
-    (State::Err, State::Reset, 0, 0),
-    (State::Err, State::Err, 0, 0),
-];
 
 #[test]
 fn every_transition_of_rc_with_every_attribute() {
@@ -282,26 +200,26 @@ fn every_transition_of_ud_with_every_attribute() {
 fn every_transition(transport: Transport, table: &[Row]) {
     let all = attributes(&Pair::connected(Setup::default()));
     let attempt = |from, modify: &Modify| attempt_over(transport, from, modify);
-    // RC never gets into SQE.
+    // RC never enters SQE.
     let exists = |state: &State| transport != Transport::Rc || *state != State::Sqe;
     for from in STATES.into_iter().filter(exists) {
         for to in STATES {
-            let asked = Modify {
+            let base = Modify {
                 state: Some(to),
                 ..Modify::default()
             };
             let Some((.., required, optional)) = table.iter().find(|row| (row.0, row.1) == (from, to)) else {
-                assert_eq!(attempt(from, &asked), Err(ModifyError::Transition { from, to }));
+                assert_eq!(attempt(from, &base), Err(ModifyError::Transition { from, to }));
                 continue;
             };
-            let mut least = asked;
+            let mut least = base;
             all.iter()
                 .filter(|(bit, _)| required & bit != 0)
                 .for_each(|(_, modify)| merge(&mut least, modify));
             assert_eq!(attempt(from, &least), Ok(()), "{from:?} {to:?}");
             for (bit, modify) in &all {
                 if required & bit != 0 {
-                    let mut without = asked;
+                    let mut without = base;
                     let others = all.iter().filter(|(other, _)| required & other != 0 && other != bit);
                     others.for_each(|(_, modify)| merge(&mut without, modify));
                     assert_eq!(
@@ -482,7 +400,7 @@ fn where_work_may_be_posted() {
 }
 
 #[test]
-fn requests_that_are_not_taken() {
+fn requests_that_are_refused() {
     let mut pair = Pair::connected(Setup::default());
     let local = pair.region(0, pattern(8, 1));
     let huge = doorbell_roce_proto::memory::Sge { len: 1 << 30, ..local };
@@ -516,7 +434,7 @@ fn requests_that_are_not_taken() {
     );
     assert_eq!(post(&util::request(1, operation, &[half])), Err(PostError::Invalid));
     assert_eq!(post(&util::request(1, operation, &[])), Err(PostError::Invalid));
-    // What was refused takes no room: 64 fit, and not one more.
+    // Refused requests take no slot: 64 fit, and not one more.
     (0..64).for_each(|_| assert_eq!(post(&inline(&[0; 600])), Ok(())));
     assert_eq!(post(&inline(&[])), Err(PostError::Full));
     let receive = |sges: &'static [_]| ReceiveRequest { wr_id: 1, sges };
@@ -537,7 +455,8 @@ fn requests_that_are_not_taken() {
     );
 }
 
-/// A pair with work of every kind under way: two WRITEs unsignalled, a READ, and three receives of which one is half filled.
+/// A pair with work of every kind in flight: two unsignaled WRITEs, a READ, and three receives of
+/// which one is half filled.
 fn busy() -> Pair {
     let mut pair = Pair::connected(Setup::default());
     let (local, remote) = (pair.region(0, pattern(600, 1)), pair.region(1, pattern(600, 2)));
@@ -565,14 +484,14 @@ fn the_error_state_flushes_in_order() {
     let flushed = |wr_ids: [u64; 3]| wr_ids.map(|wr_id| (wr_id, Status::Flushed));
     assert_eq!(pair.completed(0, SEND_CQ), flushed([1, 2, 3]));
     assert_eq!(pair.completed(1, RECV_CQ), flushed([10, 11, 12]));
-    // Silence: nothing is sent, nothing is due.
+    // Nothing is sent, no timer runs.
     assert_eq!(pair.log.len(), 7);
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
     assert_eq!((pair.nodes[0].events.len(), pair.nodes[1].events.len()), (0, 0));
 }
 
 #[test]
-fn reset_forgets_without_a_word_and_can_start_again() {
+fn reset_drops_requests_and_allows_reconnect() {
     let mut pair = busy();
     for at in 0..2 {
         pair.enter(at, State::Reset);
@@ -599,7 +518,7 @@ fn reset_forgets_without_a_word_and_can_start_again() {
 }
 
 #[test]
-fn a_queue_pair_in_error_hears_nothing() {
+fn qp_in_err_ignores_packets() {
     let mut pair = Pair::connected(Setup {
         retry_cnt: 1,
         ..Setup::default()
@@ -614,7 +533,7 @@ fn a_queue_pair_in_error_hears_nothing() {
 }
 
 #[test]
-fn destroyed_with_work_under_way() {
+fn destroyed_with_work_in_flight() {
     let mut pair = busy();
     let qpn = pair.nodes[0].qpn;
     assert!(pair.nodes[0].endpoint.destroy_qp(qpn));

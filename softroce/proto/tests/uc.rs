@@ -1,4 +1,5 @@
-//! Unreliable connection: messages arrive whole and in order, or not at all, and nobody says so (IBTA vol 1, 9.8.2).
+//! Unreliable connection: messages arrive whole and in order, or are dropped silently (IBTA vol 1,
+//! 9.8.2).
 
 mod util;
 
@@ -62,7 +63,7 @@ fn sends_and_writes_of_every_size() {
 }
 
 #[test]
-fn done_when_the_last_packet_is_handed_over() {
+fn completes_with_its_last_packet() {
     let (mut pair, local, remote) = with_regions(SETUP(), 600);
     pair.post(0, &write_to(1, &[local], remote));
     for packet in 0..3 {
@@ -75,7 +76,7 @@ fn done_when_the_last_packet_is_handed_over() {
     assert_eq!(pair.log.len(), 3, "nothing is sent again");
 }
 
-/// Whichever packet of a SEND is lost, the whole message is, and its receive serves the next one.
+/// When any packet of a SEND is lost, the message is dropped, and its receive serves the next one.
 #[test]
 fn a_message_that_lacks_a_packet_is_dropped() {
     for lost in 0..3 {
@@ -202,7 +203,7 @@ fn a_request_that_fails_stops_sending_only() {
     assert_eq!(pair.completed(1, RECV_CQ), success([5]));
 }
 
-/// Nothing of a message goes out whose end could not.
+/// SGEs are checked before the first packet is sent.
 #[test]
 fn elements_are_checked_before_the_first_packet() {
     let (mut pair, local, _) = with_regions(SETUP(), 600);
@@ -222,7 +223,7 @@ fn only_what_uc_offers() {
     assert_eq!(read, Err(PostError::Invalid));
     let datagram = node.endpoint.post_datagram(now, node.qpn, &send(1, &[local]), &to);
     assert_eq!(datagram, Err(PostError::Invalid));
-    // Nor are packets of another transport for it.
+    // Packets of another transport are refused.
     pair.receive(1, 5, &[remote]);
     pair.forge(1, Opcode::RcSendOnly, pair.setup.psns[0], &Extension::Bare, &[1; 8]);
     assert!(pair.nodes[1].completions.is_empty());
@@ -247,7 +248,7 @@ fn draining_lets_a_message_end() {
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
 }
 
-/// A first message in RTR is told, and answers are not.
+/// A first message in RTR is reported, responses are not.
 #[test]
 fn established_in_rtr() {
     let mut pair = Pair::in_rtr(SETUP());

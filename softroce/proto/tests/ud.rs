@@ -1,10 +1,10 @@
-//! Unreliable datagrams: one packet each, from anybody who knows the Q_Key (IBTA vol 1, 9.8.4).
+//! Unreliable datagrams: one packet each, from any sender with the Q_Key (IBTA vol 1, 9.8.4).
 
 mod util;
 
 use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::{Modify, State};
-use doorbell_roce_proto::wire::{Extension, GRH_LEN, Opcode, Transport, ip_header_ends};
+use doorbell_roce_proto::wire::{Extension, GRH_LEN, Opcode, Transport, ip_header_addresses};
 use doorbell_roce_proto::work::{CompletionOpcode, Destination, Operation, PostError, Status};
 
 use util::memory::Rights;
@@ -55,7 +55,7 @@ fn datagrams_of_every_size() {
                 let (header, payload) = received.split_first_chunk().unwrap();
                 assert_eq!(*payload, pair.bytes(0, local)[..len as usize]);
                 let ends = (pair.nodes[0].address, pair.nodes[1].address);
-                assert_eq!(ip_header_ends(header), Some(ends));
+                assert_eq!(ip_header_addresses(header), Some(ends));
             }
             assert_eq!(pair.completed(0, SEND_CQ), success([wr_id; 2]));
             pair.nodes[0].completions.clear();
@@ -67,7 +67,7 @@ fn datagrams_of_every_size() {
 }
 
 #[test]
-fn done_when_handed_over() {
+fn datagram_completes_when_transmitted() {
     let (mut pair, local, _) = connected();
     let to = pair.destination(0);
     (1..=40).for_each(|wr_id| pair.post_datagram(0, &send(wr_id, &[part(local, 9)]), &to));
@@ -77,7 +77,7 @@ fn done_when_handed_over() {
     assert_eq!(pair.nodes[0].endpoint.poll_timeout(), None);
 }
 
-/// Each request goes its own way, with its own traffic class and hop limit.
+/// Each request has its own path, traffic class and hop limit.
 #[test]
 fn every_request_has_its_destination() {
     let (mut pair, local, _) = connected();
@@ -123,7 +123,7 @@ fn another_queue_key_is_refused() {
         (pair.completed(1, RECV_CQ), pair.counters(1).qkey_violations)
     };
     assert_eq!(post(QKEY + 1), (vec![], 1));
-    // The highest bit asks for the sender's own.
+    // The highest bit selects the sender's own.
     assert_eq!(post(0x8000_0000), (success([5]), 1));
     assert_eq!(pair.completed(0, SEND_CQ), success([1, 1]));
 }

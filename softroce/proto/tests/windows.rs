@@ -1,5 +1,5 @@
-//! Memory windows and invalidation: local requests take their turn among those with packets, once, whatever the wire does; a peer reaches what is bound, as long
-//! as it is (IBTA vol 1, 10.6.7.2).
+//! Memory windows and invalidation: local requests run once, in queue order, despite losses; a peer
+//! accesses what is bound, while it is bound (IBTA vol 1, 10.6.7.2).
 
 mod util;
 
@@ -37,7 +37,8 @@ fn through(rkey: RKey, region: Sge) -> Sge {
     }
 }
 
-/// A pair with a window of the second node bound to a region that grants nothing itself; both as the peer uses them.
+/// A pair with a window of the second node bound to a region without remote rights; both as the
+/// peer uses them.
 fn with_window(setup: Setup, len: usize) -> (Pair, Sge, Sge, RKey) {
     let mut pair = Pair::connected(setup);
     let local = pair.region(0, pattern(len, 1));
@@ -64,7 +65,7 @@ fn a_local_request_needs_no_packet() {
 }
 
 #[test]
-fn local_requests_take_their_turn_once_whatever_is_lost() {
+fn local_requests_run_once_in_order_despite_losses() {
     let packets = 12;
     for lost in 0..packets {
         let mut pair = Pair::connected(Setup::default());
@@ -103,7 +104,7 @@ fn a_request_behind_it_finds_the_window_bound() {
     pair.post(0, &send(2, &[region]));
     assert_eq!(pair.transmit_one(0).unwrap().opcode(), Opcode::RcSendOnly);
     assert_eq!(pair.nodes[0].memory.log, [rkey]);
-    // It was the oldest request, so that nothing has to come back for it.
+    // It was the oldest request, so it completes without a response.
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
 }
 
@@ -149,7 +150,7 @@ fn none_begins_while_the_queue_drains() {
 }
 
 #[test]
-fn what_cannot_be_bound_fails_in_its_turn() {
+fn invalid_bind_fails_in_queue_order() {
     let nothing = Operation::Invalidate { rkey: RKey(7) };
     for operation in [
         nothing,
@@ -195,7 +196,7 @@ fn peers_reach_what_is_bound_and_no_more() {
 }
 
 #[test]
-fn a_window_taken_away_ends_the_write_through_it() {
+fn invalidated_window_ends_the_write_through_it() {
     let (mut pair, local, remote, rkey) = with_window(Setup::default(), 256 * 4);
     let before = pattern(256 * 4, 2);
     pair.post(0, &write_to(1, &[local], remote));
@@ -213,7 +214,7 @@ fn a_window_taken_away_ends_the_write_through_it() {
 }
 
 #[test]
-fn a_send_takes_the_key_away() {
+fn send_with_invalidate_invalidates_the_key() {
     for len in [0, 1, 256, 257, 1000] {
         for fate in [Fate::Deliver, Fate::Duplicate] {
             let (mut pair, local, remote, rkey) = with_window(Setup::default(), 1000);
@@ -237,8 +238,8 @@ fn a_send_takes_the_key_away() {
 }
 
 #[test]
-fn a_key_that_a_peer_may_not_take_away() {
-    // The key of a region, a window's former key, and none at all.
+fn key_that_a_peer_may_not_invalidate() {
+    // The key of a region, a window's former key, and an unknown one.
     for wrong in 0..3 {
         let (mut pair, local, remote, rkey) = with_window(Setup::default(), 8);
         let inbox = pair.region(1, vec![0; 8]);
@@ -253,14 +254,14 @@ fn a_key_that_a_peer_may_not_take_away() {
         let received = [(9, Status::RemoteInvalidRequest), (10, Status::Flushed)];
         assert_eq!(pair.completed(1, RECV_CQ), received);
         assert_eq!(pair.syndromes(1), [Syndrome::Nak(Nak::RemoteAccess)]);
-        assert_eq!(pair.nodes[1].events, [], "the receive has told of it");
+        assert_eq!(pair.nodes[1].events, [], "the receive has reported it");
         assert_eq!((pair.state(0), pair.state(1)), (State::Err, State::Err));
         assert_eq!(pair.nodes[1].memory.log, [rkey], "nothing was taken away");
     }
 }
 
 #[test]
-fn what_other_transports_offer() {
+fn operations_offered_by_other_transports() {
     let uc = Setup {
         transport: Transport::Uc,
         ..Setup::default()

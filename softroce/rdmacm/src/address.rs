@@ -1,4 +1,4 @@
-//! Socket addresses between C and Rust, and the way to a peer: which address of this host the routing table gives.
+//! Socket addresses between C and Rust, and routing table lookups.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -8,13 +8,13 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use crate::errno::{self, Errno};
 
-/// The address behind C's pointer; `None` for the null pointer.
+/// The address behind a C pointer; `None` for the null pointer.
 ///
 /// # Errors
 /// `EAFNOSUPPORT` for another family than IPv4 and IPv6.
 ///
 /// # Safety
-/// `address` is null, or points to as many bytes as the family that it names takes.
+/// `address` is null, or points to an address as long as its family requires.
 pub(crate) unsafe fn read(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
     if address.is_null() {
         return Ok(None);
@@ -26,12 +26,12 @@ pub(crate) unsafe fn read(address: *const sockaddr) -> Result<Option<SocketAddr>
     found.map(Some).ok_or(libc::EAFNOSUPPORT)
 }
 
-/// The address as C has it.
+/// The address as a C struct.
 pub(crate) fn to_storage(address: SocketAddr) -> sockaddr_storage {
     let from = SockaddrStorage::from(address);
-    // SAFETY: all-zero is a sockaddr_storage: integers only.
+    // SAFETY: all-zero is a valid sockaddr_storage: integers only.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
-    // SAFETY: `len` bytes are there to be read, and a sockaddr_storage has room for any address.
+    // SAFETY: `len` bytes are readable, and a sockaddr_storage has space for any address.
     unsafe {
         from.as_ptr()
             .cast::<u8>()
@@ -40,7 +40,7 @@ pub(crate) fn to_storage(address: SocketAddr) -> sockaddr_storage {
     storage
 }
 
-/// The address of no interface in particular, of the same family.
+/// The unspecified address of the same family.
 pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -49,14 +49,14 @@ pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
 }
 
 /// Whether an interface of this host has the address.
-pub(crate) fn is_of_this_host(address: IpAddr) -> bool {
+pub(crate) fn is_local(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The address from which the host's routing table sends to `peer`. Nothing is sent.
+/// The source address that the host's routing table selects for `peer`. Nothing is sent.
 ///
 /// # Errors
-/// What connect(2) says of a datagram socket: `ENETUNREACH` and its like.
+/// Those of connect(2) on a datagram socket, such as `ENETUNREACH`.
 pub(crate) fn route_to(peer: IpAddr) -> Result<IpAddr, Errno> {
     let source = || -> io::Result<IpAddr> {
         let socket = UdpSocket::bind((unspecified(peer), 0))?;
@@ -67,10 +67,11 @@ pub(crate) fn route_to(peer: IpAddr) -> Result<IpAddr, Errno> {
     source().map_err(|error| errno::of(&error))
 }
 
-/// Whether packets from the local address `from` can leave for `peer`.
+/// Whether packets from the local address `from` can be routed to `peer`.
 ///
 /// # Errors
-/// What bind(2) or connect(2) say of a datagram socket; `EINVAL` from loopback to anywhere else.
+/// Those of bind(2) or connect(2) on a datagram socket; `EINVAL` from loopback to any other
+/// address.
 pub(crate) fn route_from(from: IpAddr, peer: IpAddr) -> Result<(), Errno> {
     if from.is_ipv4() != peer.is_ipv4() {
         return Err(libc::EAFNOSUPPORT);
@@ -84,15 +85,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_went() {
+    fn socket_addresses_round_trip() {
         for text in ["10.9.0.1:7471", "[fd09::1]:18515", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             let storage = to_storage(address);
-            // SAFETY: a sockaddr_storage has room for any address.
+            // SAFETY: a sockaddr_storage has space for any address.
             let read = unsafe { read((&raw const storage).cast()) };
             assert_eq!(read, Ok(Some(address)));
         }
-        // SAFETY: all-zero is a sockaddr_storage.
+        // SAFETY: all-zero is a valid sockaddr_storage.
         let mut other: sockaddr_storage = unsafe { core::mem::zeroed() };
         other.ss_family = libc::AF_UNIX as libc::sa_family_t;
         // SAFETY: as above.
@@ -102,11 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_loopback_is_loopback() {
+    fn route_to_loopback_is_loopback() {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         assert_eq!(route_to(loopback), Ok(loopback));
-        assert!(is_of_this_host(loopback));
-        // RFC 5737: nobody has this address.
-        assert!(!is_of_this_host("192.0.2.1".parse().unwrap()));
+        assert!(is_local(loopback));
+        // RFC 5737: reserved for documentation.
+        assert!(!is_local("192.0.2.1".parse().unwrap()));
     }
 }

@@ -1,4 +1,5 @@
-//! Names to addresses: rdma_getaddrinfo(3), by getaddrinfo(3). There are the families AF_INET and AF_INET6, one result, and neither route nor connection data.
+//! Address resolution: rdma_getaddrinfo(3), by getaddrinfo(3). AF_INET and AF_INET6 only, one
+//! result, without route and connection data.
 
 use core::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
@@ -13,7 +14,7 @@ use libc::{addrinfo, sockaddr, socklen_t};
 /// rdma_getaddrinfo(3): 0, or an error of gai_strerror(3).
 ///
 /// # Safety
-/// `node` and `service` are null or strings; `hints` is null or live; `result` may be written.
+/// `node` and `service` are null or strings; `hints` is null or live; `result` is writable.
 pub unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
@@ -21,9 +22,9 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
     // SAFETY: the same contract.
-    match unsafe { find(node, service, hints.as_ref()) } {
+    match unsafe { resolve_info(node, service, hints.as_ref()) } {
         Ok(found) => {
-            // SAFETY: may be written by contract.
+            // SAFETY: writable by contract.
             unsafe { result.write(Box::into_raw(found)) };
             0
         }
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     }
 }
 
-unsafe fn find(
+unsafe fn resolve_info(
     node: *const c_char,
     service: *const c_char,
     hints: Option<&rdma_addrinfo>,
@@ -39,12 +40,12 @@ unsafe fn find(
     if node.is_null() && service.is_null() && hints.is_none() {
         return Err(libc::EAI_NONAME);
     }
-    let mut info = start(hints)?;
+    let mut info = from_hints(hints)?;
     let flags = info.ai_flags as u32;
     let passive = flags & RAI_PASSIVE != 0;
     if !node.is_null() || !service.is_null() {
         // SAFETY: by contract.
-        let (address, len) = unsafe { look_up(node, service, flags, info.ai_family) }?;
+        let (address, len) = unsafe { resolve(node, service, flags, info.ai_family) }?;
         // SAFETY: it came from malloc(3).
         info.ai_family = c_int::from(unsafe { (*address).sa_family });
         if passive {
@@ -53,7 +54,7 @@ unsafe fn find(
             (info.ai_dst_addr, info.ai_dst_len) = (address, len);
         }
     }
-    // What the hints say of an end that was not looked up.
+    // The hints' address of an end that was not resolved.
     if let Some(hints) = hints {
         // SAFETY: the hints' addresses are as long as they say (man page).
         unsafe {
@@ -68,23 +69,23 @@ unsafe fn find(
     Ok(Box::new(core::mem::replace(&mut *info, empty())))
 }
 
-/// A result that gives back its addresses if it comes to nothing.
-struct Partial(rdma_addrinfo);
+/// A result that frees its addresses on error.
+struct PartialInfo(rdma_addrinfo);
 
-impl core::ops::Deref for Partial {
+impl core::ops::Deref for PartialInfo {
     type Target = rdma_addrinfo;
     fn deref(&self) -> &rdma_addrinfo {
         &self.0
     }
 }
 
-impl core::ops::DerefMut for Partial {
+impl core::ops::DerefMut for PartialInfo {
     fn deref_mut(&mut self) -> &mut rdma_addrinfo {
         &mut self.0
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialInfo {
     fn drop(&mut self) {
         // SAFETY: from malloc(3), or null.
         unsafe {
@@ -94,12 +95,14 @@ impl Drop for Partial {
     }
 }
 
-/// What the hints say of the kind of communication; reliable connections without any.
-fn start(hints: Option<&rdma_addrinfo>) -> Result<Partial, c_int> {
+/// The kind of communication by the hints; reliable connections by default.
+fn from_hints(hints: Option<&rdma_addrinfo>) -> Result<PartialInfo, c_int> {
     let mut info = empty();
     info.ai_qp_type = IBV_QPT_RC as c_int;
     info.ai_port_space = RDMA_PS_TCP as c_int;
-    let Some(hints) = hints else { return Ok(Partial(info)) };
+    let Some(hints) = hints else {
+        return Ok(PartialInfo(info));
+    };
     if hints.ai_flags as u32 & !(RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY) != 0 {
         return Err(libc::EAI_BADFLAGS);
     }
@@ -117,10 +120,10 @@ fn start(hints: Option<&rdma_addrinfo>) -> Result<Partial, c_int> {
         (IBV_QPT_RC, RDMA_PS_TCP | RDMA_PS_IB) | (IBV_QPT_UC, RDMA_PS_IB) | (IBV_QPT_UD, RDMA_PS_UDP) => {
             (hints.ai_qp_type, hints.ai_port_space)
         }
-        // The code for a socket type that is not supported, under whatever name.
+        // The code for an unsupported socket type.
         _ => return Err(libc::EAI_SOCKTYPE),
     };
-    Ok(Partial(info))
+    Ok(PartialInfo(info))
 }
 
 fn empty() -> rdma_addrinfo {
@@ -128,8 +131,8 @@ fn empty() -> rdma_addrinfo {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// The first address that getaddrinfo(3) gives, in memory of malloc(3).
-unsafe fn look_up(
+/// The first address of getaddrinfo(3), in memory of malloc(3).
+unsafe fn resolve(
     node: *const c_char,
     service: *const c_char,
     flags: u32,
@@ -151,7 +154,7 @@ unsafe fn look_up(
     if code != 0 {
         return Err(code);
     }
-    // SAFETY: it gives one result at least, with an address as long as it says; freed here, once.
+    // SAFETY: there is at least one result, with an address of the given length; freed here, once.
     unsafe {
         let address = copied((*found).ai_addr, (*found).ai_addrlen);
         libc::freeaddrinfo(found);
@@ -159,7 +162,7 @@ unsafe fn look_up(
     }
 }
 
-/// A copy in memory of malloc(3); null of null.
+/// A copy in memory of malloc(3); null for null.
 unsafe fn copied(address: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, socklen_t), c_int> {
     if address.is_null() || len == 0 {
         return Ok((ptr::null_mut(), 0));
@@ -178,10 +181,10 @@ unsafe fn copied(address: *const sockaddr, len: socklen_t) -> Result<(*mut socka
 /// rdma_getaddrinfo(3).
 ///
 /// # Safety
-/// `info` came from [`rdma_getaddrinfo`], or is null, and is given up.
+/// `info` came from [`rdma_getaddrinfo`], or is null, and is not used again.
 pub unsafe extern "C" fn rdma_freeaddrinfo(info: *mut rdma_addrinfo) {
     if !info.is_null() {
         // SAFETY: from a Box by contract.
-        drop(Partial(*unsafe { Box::from_raw(info) }));
+        drop(PartialInfo(*unsafe { Box::from_raw(info) }));
     }
 }

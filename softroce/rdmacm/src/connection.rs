@@ -1,7 +1,9 @@
-//! Listening, connecting and what comes of it: rdma_listen(3), rdma_connect(3), rdma_accept(3), rdma_reject(3), rdma_disconnect(3).
+//! Listening and connecting: rdma_listen(3), rdma_connect(3), rdma_accept(3), rdma_reject(3),
+//! rdma_disconnect(3).
 //!
-//! The connection manager of the device speaks the protocol and tells what happens; `hear` brings that to the identifier it is about, and [`follow`] does what the man
-//! pages want done when the application takes the event: there the queue pair follows.
+//! The device's connection manager implements the protocol; `dispatch` routes its events to the
+//! identifier, and [`apply_event`] performs the queue pair transitions when the application takes
+//! the event, as the man pages require.
 
 use core::ffi::{c_int, c_void};
 use std::collections::hash_map::RandomState;
@@ -11,7 +13,7 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::cm::{
     Accept, CmError, ConnectionId, IpHeader, ListenerId, Parameters, RejectReason, Request, ServiceId, SidrReply,
-    SidrRequest, SidrStatus, room,
+    SidrRequest, SidrStatus, private_data_len,
 };
 use doorbell_roce_proto::{Psn, Qpn};
 use doorbell_softroce::capacity;
@@ -22,27 +24,27 @@ use doorbell_verbs_sys::rdmacm::{
 };
 use doorbell_verbs_sys::{IBV_EVENT_COMM_EST, IBV_QPT_UC, IBV_QPT_UD, ibv_event_type};
 
-use crate::channel::Told;
-use crate::devices::{Opened, all};
+use crate::channel::EventInfo;
+use crate::devices::{OpenDevice, all};
 use crate::errno::{self, Errno};
-use crate::id::{Orphan, Phase, Shared, State, complete, shared};
-use crate::{hear, queue_pair, route};
+use crate::id::{Phase, Shared, State, UnownedId, complete, shared};
+use crate::{dispatch, queue_pair, route};
 
-/// What the connection manager has of an identifier.
+/// State of an identifier in the connection manager.
 #[derive(Default)]
-pub(crate) struct Link {
-    /// Where it listens.
-    listeners: Vec<(&'static Opened, ListenerId)>,
-    /// Its connection, or exchange about a datagram service.
+pub(crate) struct CmLink {
+    /// Its listeners, by device.
+    listeners: Vec<(&'static OpenDevice, ListenerId)>,
+    /// Its connection or SIDR exchange.
     pub(crate) connection: Option<ConnectionId>,
-    /// READs and atomics that the peer may have outstanding here, and we there, as this side has accepted.
+    /// Responder resources and initiator depth that this side has accepted.
     accepted: Option<(u8, u8)>,
-    /// Of what was asked for: as `accepted`.
+    /// Those that the peer requested.
     requested: (u8, u8),
 }
 
-impl Link {
-    /// That of a request: READs and atomics that the peer wants to have outstanding here, and those that it takes.
+impl CmLink {
+    /// For a received request: the responder resources and initiator depth that the peer requests.
     pub(crate) fn of_request(connection: ConnectionId, requested: (u8, u8)) -> Self {
         Self {
             connection: Some(connection),
@@ -52,7 +54,7 @@ impl Link {
     }
 }
 
-/// The `errno` value of a refusal.
+/// The `errno` value of an error.
 pub(crate) fn errno_of(error: CmError) -> Errno {
     tracing::debug!("connection manager: {error}");
     match error {
@@ -62,12 +64,12 @@ pub(crate) fn errno_of(error: CmError) -> Errno {
     }
 }
 
-/// The service of a port.
 fn service(space: rdma_port_space, port: u16) -> ServiceId {
     ServiceId(u64::from(space) << 16 | u64::from(port))
 }
 
-/// What the queue pair of a connection is to be connected with; `None` before its peer has said so.
+/// Parameters for connecting the queue pair of a connection; `None` before the peer has sent its
+/// own.
 pub(crate) fn parameters(shared: &Shared) -> Option<Parameters> {
     let (opened, connection, accepted) = {
         let state = shared.state();
@@ -82,13 +84,14 @@ pub(crate) fn parameters(shared: &Shared) -> Option<Parameters> {
 }
 
 /// The device and the connection of an identifier that has one.
-fn linked(state: &State) -> Result<(&'static Opened, ConnectionId), Errno> {
+fn cm_connection(state: &State) -> Result<(&'static OpenDevice, ConnectionId), Errno> {
     state.opened.zip(state.link.connection).ok_or(libc::EINVAL)
 }
 
 // Listening
 
-/// rdma_listen(3): on the device of its address, or on every device. `EADDRINUSE` when another process of the host listens there too.
+/// rdma_listen(3): on the device of its address, or on every device. `EADDRINUSE` when another
+/// process of the host listens there too.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -112,8 +115,8 @@ unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
         .filter(|&backlog| backlog > 0)
         .unwrap_or(usize::MAX);
     let v6_only = state.options.v6_only;
-    // The unspecified address of IPv6 is that of IPv4 too (ipv6(7), IPV6_V6ONLY).
-    let suits = |opened: &Opened| opened.ip().is_ipv4() == local.is_ipv4() || local.is_ipv6() && !v6_only;
+    // The unspecified address of IPv6 includes IPv4 (ipv6(7), IPV6_V6ONLY).
+    let suits = |opened: &OpenDevice| opened.ip().is_ipv4() == local.is_ipv4() || local.is_ipv6() && !v6_only;
     let opened: Vec<_> = match state.opened {
         Some(opened) => vec![opened],
         None => all()?.iter().filter(|opened| suits(opened)).collect(),
@@ -122,7 +125,7 @@ unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
         return Err(libc::ENODEV);
     }
     for opened in opened {
-        match hear::listen(opened, service(shared.space, local.port()), backlog, &shared) {
+        match dispatch::listen(opened, service(shared.space, local.port()), backlog, &shared) {
             Ok(listener) => state.link.listeners.push((opened, listener)),
             Err(value) => {
                 unlisten(&mut state.link);
@@ -134,26 +137,26 @@ unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-fn unlisten(link: &mut Link) {
+fn unlisten(link: &mut CmLink) {
     for (opened, listener) in link.listeners.drain(..) {
-        hear::unlisten(opened, listener);
+        dispatch::unlisten(opened, listener);
     }
 }
 
-/// Ends what the connection manager has of an identifier that is being destroyed.
-pub(crate) fn end(shared: &Arc<Shared>) {
+/// Ends an identifier's listeners and connection when it is destroyed.
+pub(crate) fn destroy_cm(shared: &Arc<Shared>) {
     let mut state = shared.state();
     unlisten(&mut state.link);
-    state.claim = None;
+    state.binding = None;
     if let (Some(opened), Some(connection)) = (state.opened, state.link.connection.take()) {
-        hear::destroy(opened, connection);
+        dispatch::destroy(opened, connection);
     }
 }
 
 // Connecting
 
-/// What a connection is asked for or accepted with.
-struct Wanted {
+/// Parameters of a request or accept.
+struct ConnectParams {
     qpn: Qpn,
     srq: bool,
     responder_resources: u8,
@@ -164,22 +167,26 @@ struct Wanted {
     private_data: Vec<u8>,
 }
 
-/// Reads the parameters of a call; without any they are `given`, of which there is what the device can do.
+/// Reads the parameters of a call; the default is `given`, bounded by the device's limits.
 ///
 /// # Errors
-/// `EINVAL` for more READs and atomics than the device can do.
+/// `EINVAL` for more READs and atomics than the device supports.
 ///
 /// # Safety
 /// `id` is live and ours, in a call on it; `param` is null, or live with its private data.
-unsafe fn wanted(id: *mut rdma_cm_id, param: *const rdma_conn_param, given: (u8, u8)) -> Result<Wanted, Errno> {
+unsafe fn connect_params(
+    id: *mut rdma_cm_id,
+    param: *const rdma_conn_param,
+    given: (u8, u8),
+) -> Result<ConnectParams, Errno> {
     let most = |value: u8| match value {
         value if u32::from(value) == RDMA_MAX_INIT_DEPTH => Ok(capacity::RD_ATOMIC),
         value if value > capacity::RD_ATOMIC => Err(libc::EINVAL),
         value => Ok(value),
     };
     // SAFETY: live, or null.
-    let mut wanted = match unsafe { param.as_ref() } {
-        None => Wanted {
+    let mut params = match unsafe { param.as_ref() } {
+        None => ConnectParams {
             qpn: Qpn::new(0),
             srq: false,
             responder_resources: given.0.min(capacity::RD_ATOMIC),
@@ -189,7 +196,7 @@ unsafe fn wanted(id: *mut rdma_cm_id, param: *const rdma_conn_param, given: (u8,
             rnr_retry_count: 7,
             private_data: Vec::new(),
         },
-        Some(param) => Wanted {
+        Some(param) => ConnectParams {
             qpn: Qpn::new(param.qp_num),
             srq: param.srq != 0,
             responder_resources: most(param.responder_resources)?,
@@ -197,22 +204,22 @@ unsafe fn wanted(id: *mut rdma_cm_id, param: *const rdma_conn_param, given: (u8,
             flow_control: param.flow_control != 0,
             retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count.min(7),
-            // SAFETY: so many bytes are there by contract.
+            // SAFETY: that many bytes are readable by contract.
             private_data: unsafe { bytes(param.private_data, param.private_data_len) },
         },
     };
     // SAFETY: in a call on the identifier; its queue pair is live.
     unsafe {
         if let Some(qp) = (*id).qp.as_ref() {
-            wanted.qpn = Qpn::new(qp.qp_num);
-            wanted.srq = !qp.srq.is_null();
+            params.qpn = Qpn::new(qp.qp_num);
+            params.srq = !qp.srq.is_null();
         }
     }
-    Ok(wanted)
+    Ok(params)
 }
 
 /// # Safety
-/// `len` bytes are at `data`, unless it is null.
+/// `len` bytes are readable at `data`, unless it is null.
 unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
     if data.is_null() {
         return Vec::new();
@@ -232,10 +239,10 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
 
 unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(), Errno> {
     // SAFETY: by contract.
-    let (shared, wanted) = unsafe {
+    let (shared, params) = unsafe {
         (
             shared(id)?,
-            wanted(id, param, (capacity::RD_ATOMIC, capacity::RD_ATOMIC))?,
+            connect_params(id, param, (capacity::RD_ATOMIC, capacity::RD_ATOMIC))?,
         )
     };
     // SAFETY: in a call on the identifier.
@@ -252,33 +259,33 @@ unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
             destination: peer.ip(),
         };
         let mut private_data = header.to_bytes().to_vec();
-        private_data.extend_from_slice(&wanted.private_data);
+        private_data.extend_from_slice(&params.private_data);
         let service = service(shared.space, peer.port());
         let connection = if qp_type == IBV_QPT_UD {
             let mut request = SidrRequest::new(peer.ip(), service);
             request.private_data = private_data;
-            hear::ask(opened, &request, &shared)?
+            dispatch::sidr_request(opened, &request, &shared)?
         } else {
             let psn = Psn::new(RandomState::new().hash_one(local) as u32);
-            let mut request = Request::new(peer.ip(), service, wanted.qpn, psn, opened.device.info().mtu);
+            let mut request = Request::new(peer.ip(), service, params.qpn, psn, opened.device.info().mtu);
             if qp_type == IBV_QPT_UC {
                 request.transport = doorbell_roce_proto::wire::Transport::Uc;
             }
-            request.responder_resources = wanted.responder_resources;
-            request.initiator_depth = wanted.initiator_depth;
-            request.flow_control = wanted.flow_control;
-            request.retry_count = wanted.retry_count;
-            request.rnr_retry_count = wanted.rnr_retry_count;
-            request.srq = wanted.srq;
+            request.responder_resources = params.responder_resources;
+            request.initiator_depth = params.initiator_depth;
+            request.flow_control = params.flow_control;
+            request.retry_count = params.retry_count;
+            request.rnr_retry_count = params.rnr_retry_count;
+            request.srq = params.srq;
             request.traffic_class = state.options.traffic_class;
             if let Some(code) = state.options.ack_timeout {
                 request.ack_timeout = code;
             }
             request.private_data = private_data;
-            hear::connect(opened, &request, &shared)?
+            dispatch::connect(opened, &request, &shared)?
         };
         state.link.connection = Some(connection);
-        state.phase = Phase::Linked;
+        state.phase = Phase::CmActive;
     }
     // SAFETY: by contract, and in a call on it.
     unsafe { complete(id) }
@@ -296,7 +303,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
         if !unsafe { (*id).qp }.is_null() {
             return Err(libc::EINVAL);
         }
-        let (opened, connection) = linked(&shared.state())?;
+        let (opened, connection) = cm_connection(&shared.state())?;
         opened.device.cm().establish(connection, &[]).map_err(errno_of)
     };
     errno::result(establish())
@@ -316,36 +323,36 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
     let shared = unsafe { shared(id) }?;
     let ((opened, connection), requested) = {
         let state = shared.state();
-        (linked(&state)?, state.link.requested)
+        (cm_connection(&state)?, state.link.requested)
     };
     // SAFETY: by contract, in a call on the identifier.
-    let (wanted, qp, qp_type) = unsafe { (wanted(id, param, requested)?, (*id).qp, (*id).qp_type) };
+    let (params, qp, qp_type) = unsafe { (connect_params(id, param, requested)?, (*id).qp, (*id).qp_type) };
     let cm = opened.device.cm();
     if qp_type == IBV_QPT_UD {
         let reply = SidrReply {
             status: SidrStatus::SUCCESS,
-            qpn: wanted.qpn,
+            qpn: params.qpn,
             qkey: RDMA_UDP_QKEY,
-            private_data: wanted.private_data,
+            private_data: params.private_data,
         };
         return cm.sidr_reply(connection, &reply).map_err(errno_of);
     }
-    if wanted.private_data.len() > room::REPLY {
+    if params.private_data.len() > private_data_len::REP {
         return Err(libc::EINVAL);
     }
-    shared.state().link.accepted = Some((wanted.responder_resources, wanted.initiator_depth));
+    shared.state().link.accepted = Some((params.responder_resources, params.initiator_depth));
     if !qp.is_null() {
-        // SAFETY: in a call on the identifier, whose queue pair it is.
+        // SAFETY: in a call on the identifier that owns the queue pair.
         unsafe { queue_pair::connect(id, qp) }?;
     }
     let accept = Accept {
-        qpn: wanted.qpn,
-        responder_resources: wanted.responder_resources,
-        initiator_depth: wanted.initiator_depth,
-        flow_control: wanted.flow_control,
-        rnr_retry_count: wanted.rnr_retry_count,
-        srq: wanted.srq,
-        private_data: wanted.private_data,
+        qpn: params.qpn,
+        responder_resources: params.responder_resources,
+        initiator_depth: params.initiator_depth,
+        flow_control: params.flow_control,
+        rnr_retry_count: params.rnr_retry_count,
+        srq: params.srq,
+        private_data: params.private_data,
     };
     cm.accept(connection, &accept).map_err(errno_of)?;
     // SAFETY: by contract, and in a call on it.
@@ -355,13 +362,13 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
 /// rdma_reject(3).
 ///
 /// # Safety
-/// `id` is null or live and ours; `len` bytes are at `private_data`, unless it is null.
+/// `id` is null or live and ours; `len` bytes are readable at `private_data`, unless it is null.
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the same contract.
     errno::result(unsafe { reject(id, private_data, len) })
 }
 
-/// rdma_reject(3), as there are no vendor's extensions to disagree about.
+/// Like rdma_reject(3), as there are no vendor extensions.
 ///
 /// # Safety
 /// As for [`rdma_reject`].
@@ -373,7 +380,7 @@ pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *con
 unsafe fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> Result<(), Errno> {
     // SAFETY: by contract.
     let (shared, private_data) = unsafe { (shared(id)?, bytes(private_data, len)) };
-    let (opened, connection) = linked(&shared.state())?;
+    let (opened, connection) = cm_connection(&shared.state())?;
     let cm = opened.device.cm();
     // SAFETY: in a call on the identifier.
     let rejected = if unsafe { (*id).qp_type } == IBV_QPT_UD {
@@ -402,7 +409,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 unsafe fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     // SAFETY: by contract.
     let shared = unsafe { shared(id) }?;
-    let (opened, connection) = linked(&shared.state())?;
+    let (opened, connection) = cm_connection(&shared.state())?;
     // SAFETY: in a call on the identifier.
     unsafe {
         queue_pair::fail(id)?;
@@ -411,7 +418,8 @@ unsafe fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     }
 }
 
-/// rdma_notify(3): `EISCONN` when the connection is established already. Of other events than IBV_EVENT_COMM_EST it need not be told.
+/// rdma_notify(3): `EISCONN` when the connection is established already. Events other than
+/// IBV_EVENT_COMM_EST are ignored.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -419,7 +427,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
     let notify = || {
         // SAFETY: by contract.
         let shared = unsafe { shared(id) }?;
-        let (opened, connection) = linked(&shared.state())?;
+        let (opened, connection) = cm_connection(&shared.state())?;
         match event {
             IBV_EVENT_COMM_EST => opened.device.cm().notify(connection).map_err(|error| match error {
                 CmError::State => libc::EISCONN,
@@ -431,70 +439,73 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
     errno::result(notify())
 }
 
-// Following
+// Effects of events
 
-/// Does what an event that was just taken asks for.
-pub(crate) fn follow(shared: &Arc<Shared>, told: &mut Told) {
+/// Performs what a just taken event requires of the queue pair and the new identifier.
+pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
     let id = shared.as_ptr();
-    match told.kind {
+    match info.kind {
         RDMA_CM_EVENT_CONNECT_REQUEST => {
-            if let Some(child) = &told.child {
-                adopt(shared, child);
+            if let Some(child) = &info.child {
+                attach_child(shared, child);
             }
         }
         RDMA_CM_EVENT_CONNECT_RESPONSE => {
-            // SAFETY: live until the event is acknowledged, and changed where its events are taken.
+            // SAFETY: live until the event is acknowledged, and modified only where its events are
+            // taken.
             let qp = unsafe { (*id).qp };
             if !qp.is_null() {
                 match establish(shared) {
-                    Ok(()) => told.kind = RDMA_CM_EVENT_ESTABLISHED,
+                    Ok(()) => info.kind = RDMA_CM_EVENT_ESTABLISHED,
                     Err(value) => {
-                        told.kind = RDMA_CM_EVENT_CONNECT_ERROR;
-                        told.status = -value;
+                        info.kind = RDMA_CM_EVENT_CONNECT_ERROR;
+                        info.status = -value;
                     }
                 }
             }
         }
         RDMA_CM_EVENT_REJECTED => {
-            // SAFETY: as above. A queue pair that cannot go into the error state is in RESET, and has nothing to flush.
+            // SAFETY: as above. A queue pair that cannot enter the error state is in RESET, and has
+            // nothing to flush.
             let _ = unsafe { queue_pair::fail(id) };
         }
         _ => {}
     }
 }
 
-/// Shows a request's identifier as its listener's: on the same channel, with the same context.
-fn adopt(listener: &Arc<Shared>, child: &Orphan) {
+/// Attaches a request's identifier to its listener's channel and context.
+fn attach_child(listener: &Arc<Shared>, child: &UnownedId) {
     let (parent, id) = (listener.as_ptr(), child.shared().as_ptr());
-    // SAFETY: the listener is live until the event is acknowledged; the new identifier is known to nobody yet.
+    // SAFETY: the listener is live until the event is acknowledged; the new identifier is not
+    // shared yet.
     unsafe {
         (*id).channel = (*parent).channel;
         (*id).context = (*parent).context;
     }
     let queue = listener.state().queue.clone();
     if let Some(queue) = queue {
-        crate::id::rehome(child.shared(), queue);
+        crate::id::move_events(child.shared(), queue);
     }
 }
 
-/// Connects the queue pair of an identifier whose peer has accepted, and tells the peer.
+/// Connects the queue pair of an identifier whose peer has accepted, and sends the RTU.
 fn establish(shared: &Arc<Shared>) -> Result<(), Errno> {
     let id = shared.as_ptr();
-    let (opened, connection) = linked(&shared.state())?;
+    let (opened, connection) = cm_connection(&shared.state())?;
     let cm = opened.device.cm();
-    // SAFETY: live until the event is acknowledged, and changed where its events are taken.
+    // SAFETY: live until the event is acknowledged, and modified only where its events are taken.
     let connected = unsafe { queue_pair::connect(id, (*id).qp) };
     let connected = connected.and_then(|()| cm.establish(connection, &[]).map_err(errno_of));
     connected.inspect_err(|_| {
-        // Nothing to reject when the peer has given up meanwhile.
+        // No effect if the peer has ended the connection meanwhile.
         let _ = cm.reject(connection, RejectReason::CONSUMER, &[]);
     })
 }
 
-/// The address that a request came to, and the one that it came from.
-pub(crate) fn ends_of(opened: &Opened, header: &IpHeader, service: ServiceId) -> (SocketAddr, SocketAddr) {
+/// The destination and the source address of a request.
+pub(crate) fn ends_of(opened: &OpenDevice, header: &IpHeader, service: ServiceId) -> (SocketAddr, SocketAddr) {
     let port = service.0 as u16;
-    // What the peer says is believed where it may be: it may say what it likes of itself, but not that we are somebody else.
+    // The peer's claim about its own address is accepted, but not one about ours.
     let own: IpAddr = match header.destination {
         claimed if claimed == opened.ip() => claimed,
         _ => opened.ip(),

@@ -1,4 +1,5 @@
-//! The soft devices of the process, opened when the first identifier needs one and never closed, as rdma_get_devices(3) says; and which of them leads where.
+//! The soft devices of the process, opened when the first identifier needs one and never closed, as
+//! rdma_get_devices(3) says; and the selection of a device by address.
 
 use core::ffi::c_int;
 use std::net::IpAddr;
@@ -14,41 +15,40 @@ use doorbell_softroce_ibverbs::{api, device_of};
 use doorbell_verbs_sys::{ibv_context, ibv_pd};
 use parking_lot::Mutex;
 
-use crate::address::{is_of_this_host, route_to};
+use crate::address::{is_local, route_to};
+use crate::dispatch::{self, Directory};
 use crate::errno::{self, Errno};
-use crate::hear::{self, Directory};
 
-/// How long a process that exits waits for its own locks.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long an exiting process waits for its own locks.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The number of a device's only port.
 pub(crate) const PORT: u8 = 1;
 
 /// A device that stays open.
-pub(crate) struct Opened {
-    /// The context of all identifiers on it.
+pub(crate) struct OpenDevice {
+    /// The context of all its identifiers.
     pub(crate) context: *mut ibv_context,
     pub(crate) device: Arc<Device>,
-    /// The default protection domain (rdma_create_qp(3)); null until the first who needs it.
+    /// The default protection domain (rdma_create_qp(3)); null until needed.
     pd: Mutex<*mut ibv_pd>,
-    /// What its connection manager tells, all of it.
+    /// All events of its connection manager.
     pub(crate) events: Arc<EventQueue<(Token, CmEvent)>>,
-    /// Whom that is for.
+    /// The identifiers by connection and listener id.
     pub(crate) directory: Mutex<Directory>,
 }
 
-// SAFETY: contexts and protection domains may be used by any thread (ibv_open_device(3)); the pointers themselves are constant, or under the lock.
-unsafe impl Send for Opened {}
+// SAFETY: contexts and protection domains may be used by any thread (ibv_open_device(3)); the
+// pointers themselves are constant, or under the lock.
+unsafe impl Send for OpenDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Opened {}
+unsafe impl Sync for OpenDevice {}
 
-impl Opened {
-    /// Its address.
+impl OpenDevice {
     pub(crate) fn ip(&self) -> IpAddr {
         self.device.info().address.ip()
     }
 
-    /// Whom its connection manager tells of everything: which identifier it is for is found by its number.
+    /// The receiver of all connection manager events; the identifier is found by id.
     pub(crate) fn owner(&self) -> CmOwner {
         CmOwner {
             sink: self.events.clone(),
@@ -59,7 +59,7 @@ impl Opened {
     /// Its default protection domain.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub(crate) fn default_pd(&self) -> Result<*mut ibv_pd, Errno> {
         let mut pd = self.pd.lock();
         if pd.is_null() {
@@ -73,25 +73,27 @@ impl Opened {
     }
 }
 
-static OPENED: Mutex<&'static [Opened]> = Mutex::new(&[]);
+static OPENED: Mutex<&'static [OpenDevice]> = Mutex::new(&[]);
 
-/// The process that has opened them: a child of it has its memory, and none of its connections.
+/// The process that opened the devices: after fork(2) a child has its memory, but none of its
+/// connections.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// All devices that could be opened.
 ///
 /// # Errors
-/// `ENODEV` when there is none; it is tried again by the next call then.
-pub(crate) fn all() -> Result<&'static [Opened], Errno> {
+/// `ENODEV` when there is none; the next call tries again.
+pub(crate) fn all() -> Result<&'static [OpenDevice], Errno> {
     let mut opened = OPENED.lock();
     if opened.is_empty() {
-        let found: &'static [Opened] = Box::leak(open_all().into_boxed_slice());
+        let found: &'static [OpenDevice] = Box::leak(open_all().into_boxed_slice());
         for device in found {
-            hear::start(device).map_err(|error| errno::of(&error))?;
+            dispatch::start_thread(device).map_err(|error| errno::of(&error))?;
         }
         *opened = found;
         OWNER.store(std::process::id(), Ordering::Relaxed);
-        // SAFETY: the function lives as long as the process: a library with it is never unloaded. Without room for it peers hear nothing, as when we are killed.
+        // SAFETY: the function is never unloaded, as a library with it is not. If registering
+        // fails, peers are not notified, as when the process is killed.
         unsafe { libc::atexit(leave) };
     }
     if opened.is_empty() {
@@ -100,32 +102,32 @@ pub(crate) fn all() -> Result<&'static [Opened], Errno> {
     Ok(*opened)
 }
 
-/// Ends the connections of a process that exits, as the kernel does where it has them: their peers hear of it.
+/// Ends the connections of an exiting process, as the kernel would: their peers are notified.
 extern "C" fn leave() {
     if OWNER.load(Ordering::Relaxed) != std::process::id() {
         return;
     }
-    // A thread that is stopped somewhere within must not keep the process.
-    let Some(opened) = OPENED.try_lock_for(PATIENCE) else {
+    // A thread stopped inside must not block the exit.
+    let Some(opened) = OPENED.try_lock_for(LOCK_TIMEOUT) else {
         return;
     };
     for device in *opened {
-        hear::leave(device, PATIENCE);
+        dispatch::destroy_all(device, LOCK_TIMEOUT);
     }
 }
 
-fn open_all() -> Vec<Opened> {
+fn open_all() -> Vec<OpenDevice> {
     let mut count = 0;
-    // SAFETY: `count` may be written.
+    // SAFETY: `count` is writable.
     let list = unsafe { (api().get_device_list)(&raw mut count) };
     if list.is_null() {
         return Vec::new();
     }
     let open = |index| {
         let events = Arc::new(EventQueue::new().ok()?);
-        // SAFETY: the list has `count` devices, which live for ever.
+        // SAFETY: the list has `count` devices, which are never freed.
         let context = unsafe { (api().open_device)(*list.add(index)) };
-        (!context.is_null()).then(|| Opened {
+        (!context.is_null()).then(|| OpenDevice {
             context,
             // SAFETY: just opened, and never closed.
             device: unsafe { device_of(context) },
@@ -140,23 +142,24 @@ fn open_all() -> Vec<Opened> {
     opened
 }
 
-/// The device that has the address.
+/// The device with this address.
 ///
 /// # Errors
-/// `EADDRNOTAVAIL` for an address that is none of this host, `ENODEV` for one that no soft device has.
-pub(crate) fn with_address(address: IpAddr) -> Result<&'static Opened, Errno> {
+/// `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a soft device.
+pub(crate) fn with_address(address: IpAddr) -> Result<&'static OpenDevice, Errno> {
     let found = all()?.iter().find(|opened| opened.ip() == address);
-    found.ok_or_else(|| match is_of_this_host(address) {
+    found.ok_or_else(|| match is_local(address) {
         true => libc::ENODEV,
         false => libc::EADDRNOTAVAIL,
     })
 }
 
-/// The device that leads to `peer`: the one with the address that the routing table gives as source; or its own peer; or any on loopback, for all of loopback.
+/// The device that routes to `peer`: the one whose address the routing table selects as source; or
+/// the peer's own; or any loopback device, for loopback peers.
 ///
 /// # Errors
-/// What the routing table says, or `ENODEV` when it leads out by an interface without a soft device.
-pub(crate) fn towards(peer: IpAddr) -> Result<&'static Opened, Errno> {
+/// Those of the routing table, or `ENODEV` when the route's interface has no soft device.
+pub(crate) fn device_for_peer(peer: IpAddr) -> Result<&'static OpenDevice, Errno> {
     let opened = all()?;
     if let Some(own) = opened.iter().find(|opened| opened.ip() == peer) {
         return Ok(own);
@@ -168,8 +171,8 @@ pub(crate) fn towards(peer: IpAddr) -> Result<&'static Opened, Errno> {
         .ok_or(libc::ENODEV)
 }
 
-/// The opened device of a context of ours.
-pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static Opened, Errno> {
+/// The open device of a context of this library.
+pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static OpenDevice, Errno> {
     all()?
         .iter()
         .find(|opened| opened.context == context)
@@ -179,7 +182,7 @@ pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static Opened, E
 /// rdma_get_devices(3).
 ///
 /// # Safety
-/// `count` is null or may be written.
+/// `count` is null or writable.
 pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let opened = match all() {
         Ok(opened) => opened,
@@ -191,11 +194,12 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         return errno::null(libc::ENOMEM);
     }
     for (index, device) in opened.iter().enumerate() {
-        // SAFETY: there is room for one pointer per device, and for the null pointer that calloc left at the end.
+        // SAFETY: there is space for one pointer per device, and for the null pointer that calloc
+        // left at the end.
         unsafe { list.add(index).write(device.context) };
     }
     if !count.is_null() {
-        // SAFETY: not null, so the caller's to write.
+        // SAFETY: not null, so writable by contract.
         unsafe { *count = opened.len() as c_int };
     }
     list
@@ -204,7 +208,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
 /// rdma_get_devices(3): the devices stay open.
 ///
 /// # Safety
-/// `list` came from [`rdma_get_devices`], or is null, and is given up.
+/// `list` came from [`rdma_get_devices`], or is null, and is not used again.
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     // SAFETY: from calloc(3) by contract, or null.
     unsafe { libc::free(list.cast()) };

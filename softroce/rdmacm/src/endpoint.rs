@@ -1,4 +1,5 @@
-//! Identifiers in one go, and requests without a channel: rdma_create_ep(3), rdma_get_request(3).
+//! Endpoints (identifier, route and queue pair in one call) and synchronous requests:
+//! rdma_create_ep(3), rdma_get_request(3).
 
 use core::ffi::c_int;
 use std::ptr;
@@ -11,24 +12,26 @@ use doorbell_verbs_sys::{ibv_pd, ibv_qp_init_attr, ibv_qp_type};
 
 use crate::channel::{rdma_ack_cm_event, take};
 use crate::errno::{self, Errno};
-use crate::id::{self, acknowledge_own, migrate, rdma_destroy_id, shared};
+use crate::id::{self, ack_stored_event, migrate, rdma_destroy_id, shared};
 use crate::queue_pair::{create_qp, rdma_destroy_qp, rdma_destroy_srq};
 use crate::route::{bind_addr, resolve_addr, resolve_route};
 
-/// What the queue pairs of a listener's requests are made with.
+/// Creation attributes of the queue pairs of a listener's requests.
 #[derive(Clone, Copy)]
-pub(crate) struct Passive {
+pub(crate) struct PassiveQpInit {
     pd: *mut ibv_pd,
     init: ibv_qp_init_attr,
 }
 
-// SAFETY: the objects that it names may be used by any thread; the application keeps them for as long as it listens (rdma_create_ep(3)).
-unsafe impl Send for Passive {}
+// SAFETY: the objects that it names may be used by any thread; the application keeps them while it
+// listens (rdma_create_ep(3)).
+unsafe impl Send for PassiveQpInit {}
 
 /// rdma_create_ep(3).
 ///
 /// # Safety
-/// `id` may be written; `info` came from rdma_getaddrinfo(3), or is filled as that does; `pd` and what `init` names are null, or live and ours.
+/// `id` is writable; `info` came from rdma_getaddrinfo(3), or is filled likewise; `pd` and what
+/// `init` names are null, or live and ours.
 pub unsafe extern "C" fn rdma_create_ep(
     id: *mut *mut rdma_cm_id,
     info: *mut rdma_addrinfo,
@@ -40,7 +43,7 @@ pub unsafe extern "C" fn rdma_create_ep(
     }
     // SAFETY: the same contract.
     errno::result(unsafe { create_ep(&*info, pd, init) }.map(|made| {
-        // SAFETY: may be written by contract.
+        // SAFETY: writable by contract.
         unsafe { id.write(made) };
     }))
 }
@@ -50,18 +53,18 @@ unsafe fn create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    // SAFETY: null asks for a synchronous one.
-    let orphan = unsafe { id::create(ptr::null_mut(), ptr::null_mut(), info.ai_port_space as rdma_port_space) }?;
-    let id = orphan.shared().as_ptr();
-    // SAFETY: the identifier is new, and known to nobody else; the rest by contract.
+    // SAFETY: null creates a synchronous one.
+    let unowned = unsafe { id::create(ptr::null_mut(), ptr::null_mut(), info.ai_port_space as rdma_port_space) }?;
+    let id = unowned.shared().as_ptr();
+    // SAFETY: the identifier is new, and known to no other thread; the rest by contract.
     unsafe {
         (*id).qp_type = info.ai_qp_type as ibv_qp_type;
         if info.ai_flags as u32 & RAI_PASSIVE != 0 {
             bind_addr(id, info.ai_src_addr)?;
             if !init.is_null() {
-                orphan.shared().state().passive = Some(Passive { pd, init: *init });
+                unowned.shared().state().passive = Some(PassiveQpInit { pd, init: *init });
             }
-            return Ok(orphan.into_raw());
+            return Ok(unowned.into_raw());
         }
         resolve_addr(id, info.ai_src_addr, info.ai_dst_addr)?;
         resolve_route(id)?;
@@ -69,15 +72,15 @@ unsafe fn create_ep(
             (*init).qp_type = (*id).qp_type;
             create_qp(id, pd, init)?;
         }
-        acknowledge_own(id);
+        ack_stored_event(id);
     }
-    Ok(orphan.into_raw())
+    Ok(unowned.into_raw())
 }
 
-/// rdma_destroy_ep(3): with its queue pair and its shared receive queue.
+/// rdma_destroy_ep(3): including its queue pair and shared receive queue.
 ///
 /// # Safety
-/// `id` is null, or live and ours, and given up.
+/// `id` is null, or live and ours, and not used again.
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: the same contract.
     unsafe {
@@ -90,14 +93,14 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 /// rdma_get_request(3).
 ///
 /// # Safety
-/// `listen` is null or live and ours; `id` is null or may be written.
+/// `listen` is null or live and ours; `id` is null or writable.
 pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
     if id.is_null() {
         return errno::result(Err(libc::EINVAL));
     }
     // SAFETY: the same contract.
     errno::result(unsafe { get_request(listen) }.map(|request| {
-        // SAFETY: may be written by contract.
+        // SAFETY: writable by contract.
         unsafe { id.write(request) };
     }))
 }
@@ -116,7 +119,7 @@ unsafe fn get_request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errno>
     // SAFETY: just taken.
     let (kind, status, id) = unsafe { ((*event).event, (*event).status, (*event).id) };
     if status != 0 || kind != RDMA_CM_EVENT_CONNECT_REQUEST {
-        // SAFETY: taken above, and not shown to anybody.
+        // SAFETY: taken above, and not shared.
         unsafe { rdma_ack_cm_event(event) };
         return Err(if status == 0 {
             libc::EINVAL
@@ -124,10 +127,11 @@ unsafe fn get_request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errno>
             status.saturating_abs()
         });
     }
-    // SAFETY: the new identifier is ours until it is returned. It goes to a channel of its own; its event stays with it until its next call.
+    // SAFETY: the new identifier is owned here until it is returned. It gets a channel of its own;
+    // its event stays with it until its next call.
     unsafe {
         let prepared = migrate(id, ptr::null_mut()).and_then(|()| match passive {
-            Some(Passive { pd, mut init }) => {
+            Some(PassiveQpInit { pd, mut init }) => {
                 init.qp_type = (*id).qp_type;
                 create_qp(id, pd, &mut init)
             }

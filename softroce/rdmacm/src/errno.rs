@@ -1,14 +1,12 @@
-//! Errors as librdmacm gives them: −1 or a null pointer, with the reason in `errno`.
+//! librdmacm error conventions: −1 or a null pointer, with the reason in `errno`.
 
 use core::ffi::c_int;
 use std::{io, ptr};
 
-/// An `errno` value.
 pub(crate) type Errno = c_int;
 
-/// Sets `errno`.
 pub(crate) fn set(value: Errno) {
-    // SAFETY: it gives the calling thread's own errno, always valid to write.
+    // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = value };
 }
 
@@ -23,13 +21,13 @@ pub(crate) fn result(result: Result<(), Errno>) -> c_int {
     }
 }
 
-/// Sets `errno` and gives the null pointer that goes with it.
 pub(crate) fn null<T>(value: Errno) -> *mut T {
     set(value);
     ptr::null_mut()
 }
 
-/// What a verb that returns an `errno` value says (ibv_modify_qp(3) and its like; some set `errno` and return −1).
+/// The result of a verb that returns an `errno` value (ibv_modify_qp(3) and others; some set
+/// `errno` and return −1).
 pub(crate) fn of_verb(returned: c_int) -> Result<(), Errno> {
     match returned {
         0 => Ok(()),
@@ -38,12 +36,10 @@ pub(crate) fn of_verb(returned: c_int) -> Result<(), Errno> {
     }
 }
 
-/// What `errno` says now.
 pub(crate) fn last() -> Errno {
     of(&io::Error::last_os_error())
 }
 
-/// What `errno` value an I/O error stands for.
 pub(crate) fn of(error: &io::Error) -> Errno {
     error.raw_os_error().unwrap_or(libc::EIO)
 }

@@ -1,7 +1,9 @@
-//! Identifiers: `rdma_cm_id`, its life (rdma_create_id(3), rdma_destroy_id(3), rdma_migrate_id(3)) and its options (rdma_set_option(3)).
+//! Identifiers: `rdma_cm_id`, their life cycle (rdma_create_id(3), rdma_destroy_id(3),
+//! rdma_migrate_id(3)) and options (rdma_set_option(3)).
 //!
-//! An identifier is a C struct followed by what it stands for. The struct is the application's to read, and changed only in calls on the identifier and when its
-//! events are taken; everything that other threads change is in [`Shared`], under a lock.
+//! An identifier is a C struct followed by its Rust state. The application reads the struct, which
+//! is modified only in calls on the identifier and when its events are taken; everything that other
+//! threads modify is in [`Shared`], under a lock.
 
 use core::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -18,28 +20,28 @@ use doorbell_verbs_sys::{IBV_QPT_RC, IBV_QPT_UD, ibv_ece};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::channel::{
-    Pending, Queue, Told, queue_of, rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, take,
+    EventInfo, Pending, Queue, queue_of, rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, take,
 };
-use crate::connection::Link;
-use crate::devices::{Opened, PORT};
-use crate::endpoint::Passive;
+use crate::connection::CmLink;
+use crate::devices::{OpenDevice, PORT};
+use crate::endpoint::PassiveQpInit;
 use crate::errno::{self, Errno};
-use crate::ports::Claim;
+use crate::ports::PortBinding;
 use crate::{address, connection, route};
 
-/// The partition key of every device, with full membership (IBTA vol 1, 10.9.1).
+/// The P_Key of every device, with full membership (IBTA vol 1, 10.9.1).
 pub(crate) const PKEY: u16 = 0xffff;
 
-/// An identifier: what C sees, and what it stands for.
 #[repr(C)]
 struct SoftId {
     base: rdma_cm_id,
     shared: Arc<Shared>,
 }
 
-/// What an identifier stands for.
+/// The Rust state of an identifier.
 pub(crate) struct Shared {
-    /// What C sees of it; live until [`State::queue`] is `None`, and as long as one of its events is unacknowledged.
+    /// Its C struct; live until [`State::queue`] is `None`, and while one of its events is
+    /// unacknowledged.
     id: *mut rdma_cm_id,
     pub(crate) space: rdma_port_space,
     state: Mutex<State>,
@@ -47,19 +49,18 @@ pub(crate) struct Shared {
     acknowledged: Condvar,
 }
 
-// SAFETY: the pointer is constant; what it leads to is changed as the module says.
+// SAFETY: the pointer is constant; what it points to is modified as the module describes.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// Its events that the application has taken, and how many of them it has acknowledged.
+/// Its events that the application has taken, and has acknowledged.
 #[derive(Default)]
 struct Counts {
     taken: u64,
     acknowledged: u64,
 }
 
-/// How far an identifier has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Idle,
@@ -67,11 +68,11 @@ pub(crate) enum Phase {
     AddressResolved,
     RouteResolved,
     Listening,
-    /// It has asked, or was asked and has not answered; or it is connected, or was: its [`Link`] knows.
-    Linked,
+    /// It has an entry in the connection manager ([`CmLink`]): connecting, connected or
+    /// disconnected.
+    CmActive,
 }
 
-/// What rdma_set_option(3) sets.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
     pub(crate) traffic_class: u8,
@@ -82,27 +83,24 @@ pub(crate) struct Options {
 }
 
 pub(crate) struct State {
-    /// Where its events go; `None` when it is being destroyed.
+    /// The queue of its events; `None` while it is being destroyed.
     pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) phase: Phase,
     pub(crate) options: Options,
-    /// What it is bound to.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) claim: Option<Claim>,
-    /// The device it is bound to.
-    pub(crate) opened: Option<&'static Opened>,
-    /// What the connection manager has of it.
-    pub(crate) link: Link,
-    /// What queue pairs of its requests are made with, when the library makes them (rdma_create_ep(3)).
-    pub(crate) passive: Option<Passive>,
+    pub(crate) binding: Option<PortBinding>,
+    pub(crate) opened: Option<&'static OpenDevice>,
+    /// Its state in the connection manager.
+    pub(crate) link: CmLink,
+    /// For queue pairs of its requests that the library creates (rdma_create_ep(3)).
+    pub(crate) passive: Option<PassiveQpInit>,
     ece: ibv_ece,
-    /// Calls wait for what they begin: its channel is its own (rdma_create_id(3)).
+    /// Synchronous: calls wait for their result, on a channel of its own (rdma_create_id(3)).
     pub(crate) synchronous: bool,
 }
 
 impl Shared {
-    /// What C sees of it.
     pub(crate) fn as_ptr(&self) -> *mut rdma_cm_id {
         self.id
     }
@@ -112,12 +110,13 @@ impl Shared {
     }
 
     /// Queues an event for it, unless it is being destroyed.
-    pub(crate) fn tell(self: &Arc<Self>, told: Told) {
+    pub(crate) fn notify(self: &Arc<Self>, info: EventInfo) {
         let pending = Pending {
             to: Arc::clone(self),
-            told,
+            info,
         };
-        // Under the lock, so that nothing comes after the destruction has looked what is there. What cannot be told is dropped after it.
+        // Under the lock, so that nothing is queued after the destruction has drained the queue. An
+        // event that cannot be queued is dropped after unlocking.
         let state = self.state.lock();
         let Some(queue) = &state.queue else {
             drop(state);
@@ -126,18 +125,16 @@ impl Shared {
         queue.push(pending);
     }
 
-    /// One of its events was taken.
     pub(crate) fn count_taken(&self) {
         self.counts.lock().taken += 1;
     }
 
-    /// One of its events was acknowledged.
     pub(crate) fn count_acknowledged(&self) {
         self.counts.lock().acknowledged += 1;
         self.acknowledged.notify_all();
     }
 
-    /// Waits until all that were taken are acknowledged.
+    /// Waits until all taken events are acknowledged.
     fn wait_for_acknowledgements(&self) {
         let mut counts = self.counts.lock();
         while counts.acknowledged != counts.taken {
@@ -145,14 +142,14 @@ impl Shared {
         }
     }
 
-    /// Binds it to a device, in C's eyes too.
-    pub(crate) fn set_device(&self, state: &mut State, opened: &'static Opened) {
+    /// Binds it to a device, and updates the C struct.
+    pub(crate) fn set_device(&self, state: &mut State, opened: &'static OpenDevice) {
         state.opened = Some(opened);
-        // SAFETY: called in a call on the identifier, or before it is known to anybody.
+        // SAFETY: called in a call on the identifier, or before it is shared.
         unsafe {
             (*self.id).verbs = opened.context;
             (*self.id).port_num = PORT;
-            // Without one its queue pair says what is wrong.
+            // If there is none, creating the queue pair reports the error.
             (*self.id).pd = opened.default_pd().unwrap_or(ptr::null_mut());
             let ib = &raw mut (*self.id).route.addr.addr.ibaddr;
             (*ib).sgid.raw = Gid::from(opened.ip()).0;
@@ -160,14 +157,14 @@ impl Shared {
         }
     }
 
-    /// Sets its address, in C's eyes too.
+    /// Sets its address, also in the C struct.
     pub(crate) fn set_local(&self, state: &mut State, local: SocketAddr) {
         state.local = Some(local);
         // SAFETY: as in `set_device`.
         unsafe { (*self.id).route.addr.anon_1.src_storage = address::to_storage(local) };
     }
 
-    /// Sets its peer's address, in C's eyes too.
+    /// Sets its peer's address, also in the C struct.
     pub(crate) fn set_peer(&self, state: &mut State, peer: SocketAddr) {
         state.peer = Some(peer);
         // SAFETY: as in `set_device`.
@@ -178,7 +175,7 @@ impl Shared {
     }
 }
 
-/// What an identifier of ours stands for.
+/// The Rust state of an identifier.
 ///
 /// # Errors
 /// `EINVAL` for a null pointer.
@@ -189,17 +186,18 @@ pub(crate) unsafe fn shared(id: *mut rdma_cm_id) -> Result<Arc<Shared>, Errno> {
     if id.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: ours by contract, `base` being its first member; the handle is written when it is made only.
+    // SAFETY: ours by contract, `base` being its first member; the handle is written at creation
+    // only.
     Ok(Arc::clone(unsafe { &(*id.cast::<SoftId>()).shared }))
 }
 
-/// An identifier that the application has not seen yet. It is destroyed when it is dropped.
-pub(crate) struct Orphan(*mut rdma_cm_id);
+/// An identifier not yet passed to the application. Dropping it destroys it.
+pub(crate) struct UnownedId(*mut rdma_cm_id);
 
-// SAFETY: known to nobody else; see `Shared` for what it leads to.
-unsafe impl Send for Orphan {}
+// SAFETY: no other thread knows it; see `Shared` for what it points to.
+unsafe impl Send for UnownedId {}
 
-impl Orphan {
+impl UnownedId {
     /// A new one on a channel, whose events go to `queue`.
     pub(crate) fn new(
         space: rdma_port_space,
@@ -207,8 +205,8 @@ impl Orphan {
         channel: *mut rdma_event_channel,
         queue: Arc<Queue>,
     ) -> Self {
-        let place = Box::into_raw(Box::<SoftId>::new_uninit()).cast::<SoftId>();
-        // SAFETY: all-zero is an rdma_cm_id: integers and pointers.
+        let allocation = Box::into_raw(Box::<SoftId>::new_uninit()).cast::<SoftId>();
+        // SAFETY: all-zero is a valid rdma_cm_id: integers and pointers.
         let mut base: rdma_cm_id = unsafe { core::mem::zeroed() };
         base.channel = channel;
         base.context = context;
@@ -220,9 +218,9 @@ impl Orphan {
             options: Options::default(),
             local: None,
             peer: None,
-            claim: None,
+            binding: None,
             opened: None,
-            link: Link::default(),
+            link: CmLink::default(),
             passive: None,
             ece: ibv_ece {
                 vendor_id: 0,
@@ -232,24 +230,23 @@ impl Orphan {
             synchronous: false,
         };
         let shared = Arc::new(Shared {
-            id: place.cast(),
+            id: allocation.cast(),
             space,
             state: Mutex::new(state),
             counts: Mutex::default(),
             acknowledged: Condvar::new(),
         });
         // SAFETY: just allocated for it.
-        unsafe { place.write(SoftId { base, shared }) };
-        Self(place.cast())
+        unsafe { allocation.write(SoftId { base, shared }) };
+        Self(allocation.cast())
     }
 
-    /// What it stands for.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         // SAFETY: live until it is dropped.
         unsafe { &(*self.0.cast::<SoftId>()).shared }
     }
 
-    /// C's pointer, with which it is the application's.
+    /// The C pointer; the application owns it from here on.
     pub(crate) fn into_raw(self) -> *mut rdma_cm_id {
         let id = self.0;
         core::mem::forget(self);
@@ -257,17 +254,18 @@ impl Orphan {
     }
 }
 
-impl Drop for Orphan {
+impl Drop for UnownedId {
     fn drop(&mut self) {
         // SAFETY: the only pointer to it.
         unsafe { destroy(self.0) };
     }
 }
 
-/// rdma_create_id(3): without a channel its calls wait for what they begin. There are the port spaces RDMA_PS_TCP, RDMA_PS_IB (with RC alone) and RDMA_PS_UDP.
+/// rdma_create_id(3): synchronous without a channel. Supported port spaces: RDMA_PS_TCP, RDMA_PS_IB
+/// (RC only) and RDMA_PS_UDP.
 ///
 /// # Safety
-/// `channel` is null or live and ours; `id` may be written.
+/// `channel` is null or live and ours; `id` is writable.
 pub unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
     id: *mut *mut rdma_cm_id,
@@ -279,8 +277,8 @@ pub unsafe extern "C" fn rdma_create_id(
     }
     // SAFETY: the same contract.
     let created = unsafe { create(channel, context, space) };
-    // SAFETY: may be written by contract.
-    errno::result(created.map(|orphan| unsafe { id.write(orphan.into_raw()) }))
+    // SAFETY: writable by contract.
+    errno::result(created.map(|unowned| unsafe { id.write(unowned.into_raw()) }))
 }
 
 /// A new identifier.
@@ -291,7 +289,7 @@ pub(crate) unsafe fn create(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
     space: rdma_port_space,
-) -> Result<Orphan, Errno> {
+) -> Result<UnownedId, Errno> {
     if !matches!(space, RDMA_PS_TCP | RDMA_PS_IB | RDMA_PS_UDP) {
         return Err(libc::EPROTONOSUPPORT);
     }
@@ -299,9 +297,9 @@ pub(crate) unsafe fn create(
     let channel = if synchronous { own_channel()? } else { channel };
     // SAFETY: live.
     let queue = unsafe { queue_of(channel) };
-    let orphan = Orphan::new(space, context, channel, queue);
-    orphan.shared().state().synchronous = synchronous;
-    Ok(orphan)
+    let unowned = UnownedId::new(space, context, channel, queue);
+    unowned.shared().state().synchronous = synchronous;
+    Ok(unowned)
 }
 
 fn own_channel() -> Result<*mut rdma_event_channel, Errno> {
@@ -312,11 +310,11 @@ fn own_channel() -> Result<*mut rdma_event_channel, Errno> {
     Ok(channel)
 }
 
-/// rdma_destroy_id(3): what it was about ends: it listens no more, a request is rejected, a connection disconnected. Waits until its events are acknowledged. Its queue
-/// pair must have been destroyed.
+/// rdma_destroy_id(3): stops listening, rejects a request, disconnects a connection. Waits until
+/// its events are acknowledged. Its queue pair must have been destroyed.
 ///
 /// # Safety
-/// `id` is null, or live and ours, and given up.
+/// `id` is null, or live and ours, and not used again.
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     if id.is_null() {
         return errno::result(Err(libc::EINVAL));
@@ -327,7 +325,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 }
 
 /// # Safety
-/// `id` is live and ours, and given up.
+/// `id` is live and ours, and not used again.
 unsafe fn destroy(id: *mut rdma_cm_id) {
     // SAFETY: live by contract.
     let shared = unsafe { Arc::clone(&(*id.cast::<SoftId>()).shared) };
@@ -335,17 +333,18 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
         let mut state = shared.state();
         (state.queue.take(), state.synchronous)
     };
-    connection::end(&shared);
+    connection::destroy_cm(&shared);
     if let Some(queue) = queue {
-        // With requests that nobody has seen, which are rejected so.
+        // Including requests not yet taken, which are rejected by this.
         drop(queue.take(|pending| Arc::ptr_eq(&pending.to, &shared)));
     }
-    // SAFETY: live still.
-    unsafe { acknowledge_own(id) };
+    // SAFETY: still live.
+    unsafe { ack_stored_event(id) };
     shared.wait_for_acknowledgements();
-    // SAFETY: live still.
-    unsafe { route::forget_path(id) };
-    // SAFETY: given up, and nothing is left that names it: it came from a Box. A channel of its own goes with it.
+    // SAFETY: still live.
+    unsafe { route::free_path(id) };
+    // SAFETY: not used again, and nothing references it any more: it came from a Box. A channel of
+    // its own is destroyed with it.
     unsafe {
         if synchronous {
             rdma_destroy_event_channel((*id).channel);
@@ -354,23 +353,24 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
     }
 }
 
-/// Acknowledges the event that a synchronous identifier shows, if any.
+/// Acknowledges the event stored in a synchronous identifier, if any.
 ///
 /// # Safety
 /// `id` is live and ours, and in a call on it.
-pub(crate) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
+pub(crate) unsafe fn ack_stored_event(id: *mut rdma_cm_id) {
     // SAFETY: by contract.
     let event = unsafe { ptr::replace(&raw mut (*id).event, ptr::null_mut()) };
     if !event.is_null() {
-        // SAFETY: the application may not acknowledge it itself; it is shown no more.
+        // SAFETY: the application may not acknowledge it itself; it is no longer stored.
         unsafe { rdma_ack_cm_event(event) };
     }
 }
 
-/// Waits for what a call on a synchronous identifier has begun: the event is shown in the identifier until the next call. Others come back at once.
+/// Waits for the result of a call on a synchronous identifier: the event is stored in the
+/// identifier until the next call. Returns at once for others.
 ///
 /// # Errors
-/// What the event says: a negative errno; `ECONNREFUSED` for a rejection.
+/// The event's status as an errno; `ECONNREFUSED` for a rejection.
 ///
 /// # Safety
 /// `id` is live and ours, and in a call on it.
@@ -385,20 +385,20 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
         }
     };
     // SAFETY: by contract.
-    unsafe { acknowledge_own(id) };
+    unsafe { ack_stored_event(id) };
     let event = take(&queue)?;
-    // SAFETY: just taken; by contract the identifier may be changed.
-    unsafe { show(id, event) }
+    // SAFETY: just taken; by contract the identifier may be modified.
+    unsafe { store_event(id, event) }
 }
 
-/// Shows an event in a synchronous identifier.
+/// Stores an event in a synchronous identifier.
 ///
 /// # Errors
 /// As for [`complete`].
 ///
 /// # Safety
-/// `id` is live and ours, in a call on it, and shows no event; `event` was just taken.
-pub(crate) unsafe fn show(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<(), Errno> {
+/// `id` is live and ours, in a call on it, and stores no event; `event` was just taken.
+pub(crate) unsafe fn store_event(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<(), Errno> {
     // SAFETY: by contract.
     let (kind, status) = unsafe {
         (*id).event = event;
@@ -411,7 +411,8 @@ pub(crate) unsafe fn show(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Res
     }
 }
 
-/// rdma_migrate_id(3): waits until the events that were taken are acknowledged; those that wait move along.
+/// rdma_migrate_id(3): waits until the taken events are acknowledged; queued ones move to the new
+/// channel.
 ///
 /// # Safety
 /// `id` is null or live and ours; `channel` is null, or live and ours.
@@ -429,13 +430,13 @@ pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_chann
     let channel = if synchronous { own_channel()? } else { channel };
     // SAFETY: live and ours, both; in a call on the identifier.
     let new = unsafe {
-        acknowledge_own(id);
+        ack_stored_event(id);
         queue_of(channel)
     };
     shared.wait_for_acknowledgements();
-    rehome(&shared, new);
+    move_events(&shared, new);
     let was_synchronous = core::mem::replace(&mut shared.state().synchronous, synchronous);
-    // SAFETY: in a call on the identifier; a channel of its own is used by nobody else.
+    // SAFETY: in a call on the identifier; a channel of its own is used by no other thread.
     unsafe {
         let old = ptr::replace(&raw mut (*id).channel, channel);
         if was_synchronous {
@@ -445,8 +446,8 @@ pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_chann
     Ok(())
 }
 
-/// Has its events go to another queue, with those that wait.
-pub(crate) fn rehome(shared: &Arc<Shared>, queue: Arc<Queue>) {
+/// Moves its queued events, and directs later ones, to another queue.
+pub(crate) fn move_events(shared: &Arc<Shared>, queue: Arc<Queue>) {
     let mut state = shared.state();
     if let Some(old) = state.queue.replace(Arc::clone(&queue)) {
         for pending in old.take(|pending| Arc::ptr_eq(&pending.to, shared)) {
@@ -455,7 +456,7 @@ pub(crate) fn rehome(shared: &Arc<Shared>, queue: Arc<Queue>) {
     }
 }
 
-/// rdma_set_option(3): `ENOSYS` for what there is not, RDMA_OPTION_IB_PATH among it.
+/// rdma_set_option(3): `ENOSYS` for unsupported options, such as RDMA_OPTION_IB_PATH.
 ///
 /// # Safety
 /// `id` is null or live and ours; `value` points to `len` bytes.
@@ -485,7 +486,7 @@ unsafe fn set_option(
         _ => Err(libc::EINVAL),
     };
     let int = || match len {
-        // SAFETY: so many bytes are there; no alignment is asked for.
+        // SAFETY: `len` bytes are readable; read without alignment.
         len if len == size_of::<c_int>() && !value.is_null() => Ok(unsafe { value.cast::<c_int>().read_unaligned() }),
         _ => Err(libc::EINVAL),
     };
@@ -501,7 +502,7 @@ unsafe fn set_option(
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) => {
             let set = int()? != 0;
-            // Too late once it has an address.
+            // Not after it has an address.
             if state.phase != Phase::Idle {
                 return Err(libc::EINVAL);
             }
@@ -516,7 +517,8 @@ unsafe fn set_option(
     Ok(())
 }
 
-/// rdma_set_local_ece(3), for a queue pair that the identifier does not have. It is kept and goes nowhere: soft devices have no vendor and so no extensions.
+/// rdma_set_local_ece(3), for an identifier with an external queue pair. Stored and not sent: soft
+/// devices have no vendor extensions.
 ///
 /// # Safety
 /// `id` is null or live and ours; `ece` is null or live.
@@ -536,7 +538,7 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
 /// rdma_get_remote_ece(3): none.
 ///
 /// # Safety
-/// `id` is null or live and ours; `ece` is null or may be written.
+/// `id` is null or live and ours; `ece` is null or writable.
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the same contract.
     errno::result(unsafe { external(id, ece) }.map(|_| {
@@ -545,12 +547,12 @@ pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_
             options: 0,
             comp_mask: 0,
         };
-        // SAFETY: not null, so it may be written.
+        // SAFETY: not null, so writable.
         unsafe { ece.write(none) };
     }))
 }
 
-/// An identifier without a queue pair, for extensions that are not null.
+/// Checks that the identifier has no queue pair, and `ece` is not null.
 ///
 /// # Safety
 /// `id` is null or live and ours.

@@ -1,24 +1,30 @@
-//! The functions of librdmacm over the userspace RoCEv2 device: connecting by IP address (rdma_cm(7)), with real management datagrams on queue pair 1.
+//! The functions of librdmacm over the userspace RoCEv2 device: connecting by IP address
+//! (rdma_cm(7)), with real management datagrams on queue pair 1.
 //!
-//! Every function here has C's name, its prototype of `<rdma/rdma_cma.h>`, `<rdma/rdma_verbs.h>` or `<rdma/rsocket.h>`, and the contract of its man page: pointers name live
-//! objects that these functions made. softroce/dropin exports them under their versions. They work on the contexts of [`doorbell_softroce_ibverbs`], which this library opens
+//! Every function here has C's name, the prototype of `<rdma/rdma_cma.h>`, `<rdma/rdma_verbs.h>` or
+//! `<rdma/rsocket.h>`, and the contract of its man page: pointers are to live objects that these
+//! functions created ("ours" in safety comments). softroce/dropin exports them with symbol
+//! versions. They work on the contexts of [`doorbell_softroce_ibverbs`], which this library opens
 //! itself and keeps open.
 //!
-//! - `devices` are the devices and which of them leads where; `address`, `ports` and `addrinfo` are about IP addresses;
-//! - `id` is the identifier, `route` what it is bound to and leads to, `queue_pair` its queue pair, `endpoint` all of it in one go;
-//! - `connection` begins what the device's connection manager does, `hear` brings what that tells to identifiers, `channel` to the application;
-//! - `multicast` and `rsocket` say what there is not.
+//! - `devices`: the devices and their selection; `address`, `ports` and `addrinfo`: IP addresses;
+//! - `id`: the identifier, `route`: its binding and route, `queue_pair`: its queue pair,
+//!   `endpoint`: all in one call;
+//! - `connection`: commands to the device's connection manager, `dispatch`: its events to
+//!   identifiers, `channel`: events to the application;
+//! - `multicast` and `rsocket`: unsupported.
 //!
-//! Such a function never unwinds into C: a panic, which would be a bug here, aborts the process, as the language defines for this ABI.
+//! No function unwinds into C: a panic, which would be a bug here, aborts the process, as the
+//! language defines for this ABI.
 
 mod address;
 mod addrinfo;
 mod channel;
 mod connection;
 mod devices;
+mod dispatch;
 mod endpoint;
 mod errno;
-mod hear;
 mod id;
 mod multicast;
 mod names;

@@ -1,4 +1,4 @@
-//! Multicast groups: not there, so joining is `EOPNOTSUPP`, and nobody is in a group to leave.
+//! Multicast groups: unsupported, so joining fails with `EOPNOTSUPP`.
 
 use core::ffi::{c_int, c_void};
 

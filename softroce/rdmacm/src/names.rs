@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use doorbell_verbs_sys::rdmacm::rdma_cm_event_type;
 
-/// By number, as `enum rdma_cm_event_type` has them.
+/// Indexed by `enum rdma_cm_event_type`.
 const NAMES: [&CStr; 16] = [
     c"RDMA_CM_EVENT_ADDR_RESOLVED",
     c"RDMA_CM_EVENT_ADDR_ERROR",
@@ -25,7 +25,7 @@ const NAMES: [&CStr; 16] = [
     c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
 ];
 
-/// rdma_event_str(3): a name that lives for ever, for any number.
+/// rdma_event_str(3): a static string, for any number.
 pub extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
     let name = NAMES.get(event as usize).copied().unwrap_or(c"UNKNOWN EVENT");
     name.as_ptr()

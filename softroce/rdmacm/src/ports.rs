@@ -1,5 +1,5 @@
-//! The port numbers of this process: who has bound which (rdma_bind_addr(3)). What other processes of the host listen on is known to their connection
-//! manager, and asked when an identifier listens.
+//! Port numbers bound by this process (rdma_bind_addr(3)). Listeners of other processes on the host
+//! are known to their connection managers, which are queried on listen.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::errno::Errno;
 
-/// What is given to those who ask for port 0: Linux's own range by default (ip(7), `ip_local_port_range`).
+/// The range for port 0: Linux's default (ip(7), `ip_local_port_range`).
 const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
 
 struct Bound {
@@ -25,49 +25,49 @@ type Key = (rdma_port_space, u16);
 
 static BOUND: LazyLock<Mutex<HashMap<Key, Vec<Bound>>>> = LazyLock::new(Mutex::default);
 
-/// A port that an identifier has bound, until it is dropped.
+/// A bound port, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct PortBinding {
     key: Key,
     ip: IpAddr,
     shared: bool,
 }
 
-impl Claim {
-    /// Binds the port of `address`, or a free one if it is 0. A port is shared only by those who have all said that they would (RDMA_OPTION_ID_REUSEADDR).
+impl PortBinding {
+    /// Binds the port of `address`, or a free one if it is 0. A port is shared only if all its
+    /// users allow it (RDMA_OPTION_ID_REUSEADDR).
     ///
     /// # Errors
     /// `EADDRINUSE` when it is bound at an overlapping address, `EADDRNOTAVAIL` when none is free.
     pub(crate) fn new(space: rdma_port_space, address: SocketAddr, shared: bool) -> Result<Self, Errno> {
         let mut bound = BOUND.lock();
         let ip = address.ip();
-        let mut claim = |port| claim(&mut bound, (space, port), ip, shared);
+        let mut try_bind = |port| try_bind(&mut bound, (space, port), ip, shared);
         if address.port() != 0 {
-            return claim(address.port()).ok_or(libc::EADDRINUSE);
+            return try_bind(address.port()).ok_or(libc::EADDRINUSE);
         }
         let count = EPHEMERAL.len();
         let first = RandomState::new().hash_one(address) as usize % count;
         let mut ports = (0..count).map(|n| *EPHEMERAL.start() + ((first + n) % count) as u16);
-        ports.find_map(claim).ok_or(libc::EADDRNOTAVAIL)
+        ports.find_map(try_bind).ok_or(libc::EADDRNOTAVAIL)
     }
 
-    /// Its number.
     pub(crate) fn port(&self) -> u16 {
         self.key.1
     }
 }
 
-fn claim(bound: &mut HashMap<Key, Vec<Bound>>, key: Key, ip: IpAddr, shared: bool) -> Option<Claim> {
+fn try_bind(bound: &mut HashMap<Key, Vec<Bound>>, key: Key, ip: IpAddr, shared: bool) -> Option<PortBinding> {
     let others = bound.entry(key).or_default();
     let overlaps = |other: &Bound| other.ip == ip || other.ip.is_unspecified() || ip.is_unspecified();
     if others.iter().any(|other| overlaps(other) && !(other.shared && shared)) {
         return None;
     }
     others.push(Bound { ip, shared });
-    Some(Claim { key, ip, shared })
+    Some(PortBinding { key, ip, shared })
 }
 
-impl Drop for Claim {
+impl Drop for PortBinding {
     fn drop(&mut self) {
         let mut bound = BOUND.lock();
         let Some(all) = bound.get_mut(&self.key) else { return };
@@ -93,34 +93,34 @@ mod tests {
 
     #[test]
     fn a_port_is_bound_once_for_each_address() {
-        let first = Claim::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).unwrap();
+        let first = PortBinding::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).unwrap();
         assert_eq!(
-            Claim::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).unwrap_err(),
+            PortBinding::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).unwrap_err(),
             libc::EADDRINUSE
         );
         assert_eq!(
-            Claim::new(RDMA_PS_TCP, at("0.0.0.0:7471"), true).unwrap_err(),
+            PortBinding::new(RDMA_PS_TCP, at("0.0.0.0:7471"), true).unwrap_err(),
             libc::EADDRINUSE
         );
-        let _other_address = Claim::new(RDMA_PS_TCP, at("10.0.0.2:7471"), false).unwrap();
-        let _other_space = Claim::new(RDMA_PS_UDP, at("10.0.0.1:7471"), false).unwrap();
+        let _other_address = PortBinding::new(RDMA_PS_TCP, at("10.0.0.2:7471"), false).unwrap();
+        let _other_space = PortBinding::new(RDMA_PS_UDP, at("10.0.0.1:7471"), false).unwrap();
         drop(first);
-        assert!(Claim::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).is_ok());
+        assert!(PortBinding::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).is_ok());
     }
 
     #[test]
-    fn a_port_is_shared_by_those_who_all_said_so() {
-        let _one = Claim::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
-        let _two = Claim::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
-        assert!(Claim::new(RDMA_PS_TCP, at("10.0.1.1:7472"), false).is_err());
+    fn port_is_shared_with_reuseaddr() {
+        let _one = PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
+        let _two = PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
+        assert!(PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), false).is_err());
     }
 
     #[test]
     fn port_0_is_any_free_one() {
-        let claims: Vec<_> = (0..100)
-            .map(|_| Claim::new(RDMA_PS_TCP, at("10.0.2.1:0"), false).unwrap())
+        let bindings: Vec<_> = (0..100)
+            .map(|_| PortBinding::new(RDMA_PS_TCP, at("10.0.2.1:0"), false).unwrap())
             .collect();
-        let mut ports: Vec<_> = claims.iter().map(Claim::port).collect();
+        let mut ports: Vec<_> = bindings.iter().map(PortBinding::port).collect();
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 100);

@@ -1,4 +1,5 @@
-//! Queue pairs of identifiers: rdma_create_qp(3), rdma_create_srq(3), and the states that they go through with their connection.
+//! Queue pairs of identifiers: rdma_create_qp(3), rdma_create_srq(3), and their state transitions
+//! with the connection.
 
 use core::ffi::{c_int, c_void};
 use std::net::IpAddr;
@@ -14,19 +15,22 @@ use doorbell_verbs_sys::rdmacm::{RDMA_UDP_QKEY, rdma_cm_id};
 use doorbell_verbs_sys::*;
 
 use crate::connection;
-use crate::devices::{Opened, PORT, of_context};
+use crate::devices::{OpenDevice, PORT, of_context};
 use crate::errno::{self, Errno};
 use crate::id::shared;
 
-// Creating and destroying
+// Create and destroy
 
-/// Room for inline data that a queue pair has without asking, in bytes: that of the smallest request of other adapters. Programs rely on it.
+/// Minimum inline capacity of a queue pair in bytes: what other adapters' smallest request has.
+/// Programs rely on it.
 const INLINE: u32 = 64;
 
-/// rdma_create_qp(3): ready for receives; one for datagrams for sends too. What is not given, a protection domain and completion queues, the library makes.
+/// rdma_create_qp(3): in INIT, or RTS for UD. The library creates a protection domain and
+/// completion queues if not given.
 ///
 /// # Safety
-/// `id` is null or live and ours; `pd` and what `init` names are null, or live and ours; `init` is null or live.
+/// `id` is null or live and ours; `pd` and what `init` names are null, or live and ours; `init` is
+/// null or live.
 pub unsafe extern "C" fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
     // SAFETY: the same contract.
     errno::result(unsafe { create_qp(id, pd, init) })
@@ -48,7 +52,7 @@ pub(crate) unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut 
         sq_sig_all: attr.sq_sig_all,
         comp_mask: IBV_QP_INIT_ATTR_PD,
         pd,
-        // SAFETY: the rest is integers and pointers, and of no meaning without its bits in the mask.
+        // SAFETY: the rest is integers and pointers, and ignored without its bits in the mask.
         ..unsafe { core::mem::zeroed() }
     };
     // SAFETY: the same contract.
@@ -60,7 +64,7 @@ pub(crate) unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut 
     Ok(())
 }
 
-/// rdma_create_qp(3), with what ibv_create_qp_ex(3) has more.
+/// rdma_create_qp(3), with the extensions of ibv_create_qp_ex(3).
 ///
 /// # Safety
 /// As for [`rdma_create_qp`].
@@ -86,7 +90,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> R
         init.comp_mask |= IBV_QP_INIT_ATTR_PD;
         init.pd = opened.default_pd()?;
     }
-    // SAFETY: live by contract, or just made.
+    // SAFETY: live by contract, or just created.
     if unsafe { (*init.pd).context } != context {
         return Err(libc::EINVAL);
     }
@@ -110,7 +114,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> R
 }
 
 unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
-    // SAFETY: an open context of ours is extended, and has the entry.
+    // SAFETY: an open context of this library is extended, and has the entry.
     let qp = unsafe {
         (*verbs_get_ctx(context))
             .create_qp_ex
@@ -119,9 +123,11 @@ unsafe fn create(context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> R
     qp.filter(|qp| !qp.is_null()).ok_or_else(errno::last)
 }
 
-/// Makes the completion queues that were not given, each with a channel, and shows them in the identifier.
-unsafe fn create_cqs(id: *mut rdma_cm_id, opened: &Opened, init: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
-    // SAFETY: by contract, in a call on the identifier. A queue that is made already is given back by the caller's next line on failure.
+/// Creates the completion queues that were not given, each with a channel, and stores them in the
+/// identifier.
+unsafe fn create_cqs(id: *mut rdma_cm_id, opened: &OpenDevice, init: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
+    // SAFETY: by contract, in a call on the identifier. On failure the caller destroys a queue
+    // already created.
     unsafe {
         if init.send_cq.is_null() {
             let made = create_cq(opened, init.cap.max_send_wr, id.cast())?;
@@ -138,12 +144,12 @@ unsafe fn create_cqs(id: *mut rdma_cm_id, opened: &Opened, init: &mut ibv_qp_ini
 }
 
 unsafe fn create_cq(
-    opened: &Opened,
+    opened: &OpenDevice,
     entries: u32,
     context: *mut c_void,
 ) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
     let entries = c_int::try_from(entries.max(1)).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the context is open, and the channel of it.
+    // SAFETY: the context is open, and the channel is of it.
     unsafe {
         let channel = (api().create_comp_channel)(opened.context);
         if channel.is_null() {
@@ -159,9 +165,10 @@ unsafe fn create_cq(
     }
 }
 
-/// Destroys the completion queues that the library made: those with a channel in the identifier.
+/// Destroys the completion queues that the library created: those with a channel in the identifier.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: by contract, in a call on the identifier; what is shown there is live, and nothing is on it any more.
+    // SAFETY: by contract, in a call on the identifier; its objects are live, and nothing uses them
+    // any more.
     unsafe {
         for (channel, cq) in [
             (&raw mut (*id).send_cq_channel, &raw mut (*id).send_cq),
@@ -179,7 +186,7 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
     }
 }
 
-/// rdma_destroy_qp(3), with the completion queues that the library made for it.
+/// rdma_destroy_qp(3), with the completion queues that the library created for it.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -215,7 +222,7 @@ pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, i
     errno::result(create())
 }
 
-/// rdma_create_srq(3), with what ibv_create_srq_ex(3) has more: there is the basic type alone.
+/// rdma_create_srq(3), with the extensions of ibv_create_srq_ex(3): basic type only.
 ///
 /// # Safety
 /// As for [`rdma_create_srq`].
@@ -261,12 +268,12 @@ unsafe fn create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_srq_in
     } else {
         pd
     };
-    // SAFETY: live by contract, or just made.
+    // SAFETY: live by contract, or just created.
     if unsafe { (*pd).context } != context {
         return Err(libc::EINVAL);
     }
     let create = api().create_srq.ok_or(libc::ENOSYS)?;
-    // SAFETY: live, both.
+    // SAFETY: both are live.
     let srq = unsafe { create(pd, init) };
     if srq.is_null() {
         return Err(errno::last());
@@ -298,7 +305,7 @@ pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 
 // States
 
-/// What rdma_create_qp(3) leaves a queue pair in: INIT, and one for datagrams RTS.
+/// The state after rdma_create_qp(3): INIT, or RTS for UD.
 unsafe fn begin(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: by contract.
     unsafe {
@@ -311,7 +318,7 @@ unsafe fn begin(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Connects the identifier's queue pair: INIT, now with the rights that the connection gives, RTR and RTS.
+/// Connects the identifier's queue pair: INIT (with the connection's access rights), RTR, RTS.
 ///
 /// # Safety
 /// `id` is live and ours, in a call on it; `qp` is its queue pair.
@@ -323,12 +330,12 @@ pub(crate) unsafe fn connect(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(),
     Ok(())
 }
 
-/// Moves the identifier's queue pair, if it has one, to the error state, which flushes what is posted.
+/// Moves the identifier's queue pair, if any, to the error state, which flushes it.
 ///
 /// # Safety
 /// `id` is live and ours, in a call on it.
 pub(crate) unsafe fn fail(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: by contract; all-zero is an ibv_qp_attr, of integers.
+    // SAFETY: by contract; all-zero is a valid ibv_qp_attr, of integers.
     unsafe {
         let qp = (*id).qp;
         if qp.is_null() {
@@ -341,7 +348,7 @@ pub(crate) unsafe fn fail(id: *mut rdma_cm_id) -> Result<(), Errno> {
 }
 
 unsafe fn to_state(id: *mut rdma_cm_id, qp: *mut ibv_qp, state: ibv_qp_state) -> Result<(), Errno> {
-    // SAFETY: by contract; all-zero is an ibv_qp_attr, of integers.
+    // SAFETY: by contract; all-zero is a valid ibv_qp_attr, of integers.
     unsafe {
         let mut attr: ibv_qp_attr = core::mem::zeroed();
         attr.qp_state = state;
@@ -350,17 +357,18 @@ unsafe fn to_state(id: *mut rdma_cm_id, qp: *mut ibv_qp, state: ibv_qp_state) ->
     }
 }
 
-/// rdma_init_qp_attr(3): what a queue pair of one's own goes to `attr.qp_state` with: INIT, and when the connection is known RTR and RTS.
+/// rdma_init_qp_attr(3): the attributes for moving an external queue pair to `attr.qp_state`: INIT,
+/// and once the connection is known RTR and RTS.
 ///
 /// # Safety
-/// `id` is null or live and ours; `attr` and `mask` are null or may be written.
+/// `id` is null or live and ours; `attr` and `mask` are null or writable.
 pub unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     if attr.is_null() || mask.is_null() {
         return errno::result(Err(libc::EINVAL));
     }
     // SAFETY: the same contract.
     errno::result(unsafe { attributes(id, &mut *attr) }.map(|found| {
-        // SAFETY: may be written by contract.
+        // SAFETY: writable by contract.
         unsafe { mask.write(found as c_int) };
     }))
 }
@@ -397,7 +405,7 @@ unsafe fn attributes(id: *mut rdma_cm_id, attr: &mut ibv_qp_attr) -> Result<u32,
     }
 }
 
-/// What the peer may do: WRITE; and READ and atomics where they are to be served.
+/// Access rights of the peer: WRITE; READ and atomics if it may have any outstanding.
 fn rights(parameters: &Parameters) -> u32 {
     match parameters.responder_resources {
         0 => IBV_ACCESS_REMOTE_WRITE,
@@ -439,7 +447,7 @@ fn ready_to_send(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
     mask | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-/// The way to an address, for C.
+/// The address vector of an address.
 pub(crate) fn address_vector(remote: IpAddr, traffic_class: u8, hop_limit: u8) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {

@@ -1,6 +1,8 @@
-//! Where an identifier is and where it leads: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
+//! Binding and routing of identifiers: rdma_bind_addr(3), rdma_resolve_addr(3),
+//! rdma_resolve_route(3).
 //!
-//! Under RoCE the path follows from the addresses, so nothing is asked of anybody: the answer is there at once, as an event nevertheless.
+//! Under RoCE the path follows from the addresses, so resolution is immediate, and reported as an
+//! event nevertheless.
 
 use core::ffi::c_int;
 use std::net::SocketAddr;
@@ -13,22 +15,23 @@ use doorbell_verbs_sys::rdmacm::{
 use libc::sockaddr;
 
 use crate::address::{self, unspecified};
-use crate::channel::Told;
-use crate::devices::{towards, with_address};
+use crate::channel::EventInfo;
+use crate::devices::{device_for_peer, with_address};
 use crate::errno::{self, Errno};
 use crate::id::{PKEY, Phase, Shared, State, complete, shared};
-use crate::ports::Claim;
+use crate::ports::PortBinding;
 
 /// TTL or hop limit of packets.
 const HOP_LIMIT: u8 = 64;
-/// A selector's value for "exactly this" (IBTA vol 1, 15.2.5.16).
+/// Selector value "exactly" (IBTA vol 1, 15.2.5.16).
 const EXACTLY: u8 = 2;
 /// The code of 40 Gb/s (`IBV_RATE_40_GBPS`).
 const RATE: u8 = 7;
-/// What the Linux kernel takes for RoCE: 4.096 µs · 2^16.
+/// The Linux kernel's value for RoCE: 4.096 µs · 2^16.
 const PACKET_LIFE_TIME: u8 = 16;
 
-/// rdma_bind_addr(3): `EADDRNOTAVAIL` for an address that is none of this host, `ENODEV` for one that no soft device has, `EADDRINUSE` for a port that is bound.
+/// rdma_bind_addr(3): `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a
+/// soft device, `EADDRINUSE` for a bound port.
 ///
 /// # Safety
 /// `id` is null or live and ours; `address` is null, or an address of the family that it names.
@@ -44,7 +47,7 @@ pub(crate) unsafe fn bind_addr(id: *mut rdma_cm_id, address: *const sockaddr) ->
     bind(&shared, &mut shared.state(), address)
 }
 
-/// Binds it, in a call on it.
+/// Binds the identifier, in a call on it.
 pub(crate) fn bind(shared: &Shared, state: &mut State, address: SocketAddr) -> Result<(), Errno> {
     if state.phase != Phase::Idle {
         return Err(libc::EINVAL);
@@ -53,9 +56,9 @@ pub(crate) fn bind(shared: &Shared, state: &mut State, address: SocketAddr) -> R
         true => None,
         false => Some(with_address(address.ip())?),
     };
-    let claim = Claim::new(shared.space, address, state.options.reuse)?;
-    let port = claim.port();
-    state.claim = Some(claim);
+    let binding = PortBinding::new(shared.space, address, state.options.reuse)?;
+    let port = binding.port();
+    state.binding = Some(binding);
     shared.set_local(state, SocketAddr::new(address.ip(), port));
     if let Some(opened) = opened {
         shared.set_device(state, opened);
@@ -64,8 +67,8 @@ pub(crate) fn bind(shared: &Shared, state: &mut State, address: SocketAddr) -> R
     Ok(())
 }
 
-/// rdma_resolve_addr(3): RDMA_CM_EVENT_ADDR_RESOLVED, or RDMA_CM_EVENT_ADDR_ERROR with what the routing table says, or `ENODEV` where it leads out by an interface without a
-/// soft device. The time is not needed.
+/// rdma_resolve_addr(3): RDMA_CM_EVENT_ADDR_RESOLVED, or RDMA_CM_EVENT_ADDR_ERROR with the routing
+/// table's error, or `ENODEV` if the route's interface has no soft device. The timeout is not used.
 ///
 /// # Safety
 /// `id` is null or live and ours; the addresses are null, or of the families that they name.
@@ -90,7 +93,7 @@ pub(crate) unsafe fn resolve_addr(
     if source.is_some_and(|source| source.is_ipv4() != peer.is_ipv4()) {
         return Err(libc::EINVAL);
     }
-    let told = {
+    let info = {
         let mut state = shared.state();
         if state.phase == Phase::Idle {
             let anywhere = || SocketAddr::new(unspecified(peer.ip()), 0);
@@ -99,29 +102,29 @@ pub(crate) unsafe fn resolve_addr(
         if state.phase != Phase::Bound {
             return Err(libc::EINVAL);
         }
-        match lead_to(&shared, &mut state, peer) {
-            Ok(()) => Told::plain(RDMA_CM_EVENT_ADDR_RESOLVED, 0),
-            Err(value) => Told::plain(RDMA_CM_EVENT_ADDR_ERROR, -value),
+        match resolve_device(&shared, &mut state, peer) {
+            Ok(()) => EventInfo::plain(RDMA_CM_EVENT_ADDR_RESOLVED, 0),
+            Err(value) => EventInfo::plain(RDMA_CM_EVENT_ADDR_ERROR, -value),
         }
     };
-    shared.tell(told);
+    shared.notify(info);
     // SAFETY: by contract, and in a call on it.
     unsafe { complete(id) }
 }
 
-/// Finds the device that leads to the peer, unless it is bound to one that does.
-fn lead_to(shared: &Arc<Shared>, state: &mut State, peer: SocketAddr) -> Result<(), Errno> {
+/// Selects the device that routes to the peer, unless it is already bound to one.
+fn resolve_device(shared: &Arc<Shared>, state: &mut State, peer: SocketAddr) -> Result<(), Errno> {
     let opened = match state.opened {
         Some(opened) => opened,
-        None => towards(peer.ip())?,
+        None => device_for_peer(peer.ip())?,
     };
-    // The unspecified address is this host's own (rdma_resolve_addr(3) with what INADDR_ANY means to connect(2)).
+    // The unspecified address means this host (rdma_resolve_addr(3), as INADDR_ANY for connect(2)).
     let peer = match peer.ip().is_unspecified() {
         true => SocketAddr::new(opened.ip(), peer.port()),
         false => peer,
     };
     address::route_from(opened.ip(), peer.ip())?;
-    let port = state.claim.as_ref().map_or(0, Claim::port);
+    let port = state.binding.as_ref().map_or(0, PortBinding::port);
     shared.set_device(state, opened);
     shared.set_local(state, SocketAddr::new(opened.ip(), port));
     shared.set_peer(state, peer);
@@ -129,7 +132,7 @@ fn lead_to(shared: &Arc<Shared>, state: &mut State, peer: SocketAddr) -> Result<
     Ok(())
 }
 
-/// rdma_resolve_route(3): RDMA_CM_EVENT_ROUTE_RESOLVED; the path is in the identifier then.
+/// rdma_resolve_route(3): RDMA_CM_EVENT_ROUTE_RESOLVED; the path is stored in the identifier.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -175,16 +178,16 @@ pub(crate) unsafe fn resolve_route(id: *mut rdma_cm_id) -> Result<(), Errno> {
             (*id).route.num_paths = 1;
         }
     }
-    shared.tell(Told::plain(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
+    shared.notify(EventInfo::plain(RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
     // SAFETY: by contract, and in a call on it.
     unsafe { complete(id) }
 }
 
-/// Gives back the path, when the identifier goes.
+/// Frees the path, when the identifier is destroyed.
 ///
 /// # Safety
 /// `id` is live and ours, and in a call on it.
-pub(crate) unsafe fn forget_path(id: *mut rdma_cm_id) {
+pub(crate) unsafe fn free_path(id: *mut rdma_cm_id) {
     // SAFETY: by contract; it came from a Box, above.
     unsafe {
         let path = ptr::replace(&raw mut (*id).route.path_rec, ptr::null_mut());
@@ -194,7 +197,7 @@ pub(crate) unsafe fn forget_path(id: *mut rdma_cm_id) {
     }
 }
 
-/// rdma_get_src_port(3): in network order; 0 while it has none.
+/// rdma_get_src_port(3): in network order; 0 if none.
 ///
 /// # Safety
 /// `id` is live and ours.
@@ -203,7 +206,7 @@ pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
     unsafe { port_of(id, |state| state.local) }
 }
 
-/// rdma_get_dst_port(3): in network order; 0 while it has none.
+/// rdma_get_dst_port(3): in network order; 0 if none.
 ///
 /// # Safety
 /// `id` is live and ours.

@@ -1,5 +1,5 @@
-//! Sockets over RDMA, rsocket(7): not there. Every function fails with `EOPNOTSUPP`, as it would for a socket of a family that does not do what is asked;
-//! so that a program which is linked against librdmacm starts, and says so when it uses them.
+//! Sockets over RDMA, rsocket(7): unsupported. Every function fails with `EOPNOTSUPP`, so that a
+//! program linked against librdmacm starts, and fails only when it uses them.
 
 use core::ffi::{c_int, c_long, c_void};
 
@@ -7,13 +7,13 @@ use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ti
 
 use crate::errno;
 
-/// Makes the functions, which differ in their prototypes alone.
+/// Defines the functions, which differ in their prototypes only.
 macro_rules! refused {
     ($( fn $name:ident($($argument:ident: $ty:ty),*) -> $result:ty; )*) => { $(
         #[doc = concat!("`", stringify!($name), "` of rsocket(7): `EOPNOTSUPP`.")]
         pub extern "C" fn $name($($argument: $ty),*) -> $result {
             errno::set(libc::EOPNOTSUPP);
-            // −1, for the unsigned result of one of them too, as its page has it.
+            // −1 also for the unsigned result of one of them, as its man page says.
             -1_i64 as $result
         }
     )* };

@@ -1,4 +1,4 @@
-//! The functions as a table, for programs that have this device built in.
+//! The functions as a table, for programs with this device built in.
 
 use doorbell_verbs_sys::Promise;
 use doorbell_verbs_sys::rdmacm::CmApi;
@@ -11,7 +11,8 @@ use crate::{
 
 /// The connection manager over the devices of [`doorbell_softroce_ibverbs::API`].
 pub static API: CmApi = CmApi {
-    // SAFETY: each function below is that of its name, and keeps to its man page: identifiers, channels and events live in boxes that only the function which ends them frees, and contexts of
+    // SAFETY: each function below is that of its name, and follows its man page: identifiers,
+    // channels and events live in boxes that only their destroying function frees, and contexts of
     // identifiers stay open.
     promise: unsafe { Promise::given() },
     create_event_channel: rdma_create_event_channel,

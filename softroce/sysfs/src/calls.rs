@@ -1,4 +1,5 @@
-//! The functions of libc that take a path, under every name that binaries call them by: with 64-bit offsets, as fortified programs do, and as those built before glibc 2.33.
+//! libc's functions that take a path, under every name that binaries use: with 64-bit offsets,
+//! fortified, and from before glibc 2.33.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -6,22 +7,23 @@ use core::ptr;
 
 use libc::{DIR, FILE, mode_t, size_t, ssize_t};
 
-use crate::next::{Next, name_outside, with_path};
+use crate::next::{Next, restore_name, with_path};
 
 /// A structure that is only passed on: stat, dirent, and functions of the program.
 type Passed = *mut c_void;
 
-/// Sets `errno` to say that libc has no such function.
+/// Sets `errno` to ENOSYS: libc has no such function.
 fn no_function() {
-    // SAFETY: it gives the calling thread's own errno, always valid to write.
+    // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
 }
 
-/// Defines functions that pass their arguments on to the next of their name, but for the path, which may be another. What C declares as variable arguments, the mode of
-/// open(2), comes in the next register on every processor this is built for, and is passed on whether it was given or not.
+/// Defines functions that pass their arguments to the next function of the same name, with the path
+/// redirected. C's variadic argument, the mode of open(2), is in the next register on every
+/// supported processor, and is passed on whether given or not.
 macro_rules! pass_on {
     ($( $name:ident [$($before:ident: $before_type:ty),*] path [$($after:ident: $after_type:ty),*] -> $result:ty = $failed:expr; )*) => { $(
-        // SAFETY: the name is libc's, to be called in its place: with the same arguments, to the same effect.
+        // SAFETY: replaces libc's function of this name, with the same arguments and effect.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($before: $before_type,)* path: *const c_char, $($after: $after_type),*) -> $result {
             static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
@@ -54,19 +56,19 @@ pass_on! {
     opendir [] path [] -> *mut DIR = ptr::null_mut();
     scandir [] path [names: Passed, filter: Passed, compare: Passed] -> c_int = -1;
     scandir64 [] path [names: Passed, filter: Passed, compare: Passed] -> c_int = -1;
-    stat [] path [about: Passed] -> c_int = -1;
-    stat64 [] path [about: Passed] -> c_int = -1;
-    lstat [] path [about: Passed] -> c_int = -1;
-    lstat64 [] path [about: Passed] -> c_int = -1;
-    fstatat [dir: c_int] path [about: Passed, flags: c_int] -> c_int = -1;
-    fstatat64 [dir: c_int] path [about: Passed, flags: c_int] -> c_int = -1;
-    statx [dir: c_int] path [flags: c_int, mask: c_uint, about: Passed] -> c_int = -1;
-    __xstat [version: c_int] path [about: Passed] -> c_int = -1;
-    __xstat64 [version: c_int] path [about: Passed] -> c_int = -1;
-    __lxstat [version: c_int] path [about: Passed] -> c_int = -1;
-    __lxstat64 [version: c_int] path [about: Passed] -> c_int = -1;
-    __fxstatat [version: c_int, dir: c_int] path [about: Passed, flags: c_int] -> c_int = -1;
-    __fxstatat64 [version: c_int, dir: c_int] path [about: Passed, flags: c_int] -> c_int = -1;
+    stat [] path [result: Passed] -> c_int = -1;
+    stat64 [] path [result: Passed] -> c_int = -1;
+    lstat [] path [result: Passed] -> c_int = -1;
+    lstat64 [] path [result: Passed] -> c_int = -1;
+    fstatat [dir: c_int] path [result: Passed, flags: c_int] -> c_int = -1;
+    fstatat64 [dir: c_int] path [result: Passed, flags: c_int] -> c_int = -1;
+    statx [dir: c_int] path [flags: c_int, mask: c_uint, result: Passed] -> c_int = -1;
+    __xstat [version: c_int] path [result: Passed] -> c_int = -1;
+    __xstat64 [version: c_int] path [result: Passed] -> c_int = -1;
+    __lxstat [version: c_int] path [result: Passed] -> c_int = -1;
+    __lxstat64 [version: c_int] path [result: Passed] -> c_int = -1;
+    __fxstatat [version: c_int, dir: c_int] path [result: Passed, flags: c_int] -> c_int = -1;
+    __fxstatat64 [version: c_int, dir: c_int] path [result: Passed, flags: c_int] -> c_int = -1;
     access [] path [mode: c_int] -> c_int = -1;
     eaccess [] path [mode: c_int] -> c_int = -1;
     euidaccess [] path [mode: c_int] -> c_int = -1;
@@ -78,10 +80,10 @@ pass_on! {
     llistxattr [] path [list: Passed, size: size_t] -> ssize_t = -1;
 }
 
-/// Functions that resolve a link: what they give is a path too, without a zero after it.
+/// Functions that resolve a link: their result is a path too, not NUL-terminated.
 macro_rules! resolve {
     ($( $name:ident [$($before:ident: $before_type:ty),*] path [$($after:ident: $after_type:ty),*]; )*) => { $(
-        // SAFETY: as for those that pass on.
+        // SAFETY: as above.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($before: $before_type,)* path: *const c_char, buffer: *mut c_char, size: size_t, $($after: $after_type),*) -> ssize_t {
             static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
@@ -93,10 +95,11 @@ macro_rules! resolve {
             type Resolve = unsafe extern "C" fn($($before_type,)* *const c_char, *mut c_char, size_t, $($after_type),*) -> ssize_t;
             // SAFETY: libc's function of this name has this type.
             let next = unsafe { transmute::<*mut c_void, Resolve>(next) };
-            // SAFETY: the caller's contract is that of the next function, which has filled as many bytes as it says.
+            // SAFETY: the caller's contract is that of the next function, which has filled as many
+            // bytes as it returns.
             unsafe {
                 match with_path(path, |path| next($($before,)* path, buffer, size, $($after),*)) {
-                    len @ 1.. => name_outside(buffer, len as usize) as ssize_t,
+                    len @ 1.. => restore_name(buffer, len as usize) as ssize_t,
                     failed => failed,
                 }
             }
@@ -107,14 +110,15 @@ macro_rules! resolve {
 resolve! {
     readlink [] path [];
     readlinkat [dir: c_int] path [];
-    __readlink_chk [] path [room: size_t];
-    __readlinkat_chk [dir: c_int] path [room: size_t];
+    __readlink_chk [] path [buffer_size: size_t];
+    __readlinkat_chk [dir: c_int] path [buffer_size: size_t];
 }
 
-/// Functions that resolve a whole path, into the caller's buffer or one from malloc(3), with a zero after it.
+/// Functions that resolve a whole path, into the caller's buffer or one from malloc(3),
+/// NUL-terminated.
 macro_rules! canonical {
     ($( $name:ident [$($after:ident: $after_type:ty),*]; )*) => { $(
-        // SAFETY: as for those that pass on.
+        // SAFETY: as above.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, $($after: $after_type),*) -> *mut c_char {
             static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
@@ -125,11 +129,12 @@ macro_rules! canonical {
             }
             // SAFETY: libc's function of this name has this type.
             let next = unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, $($after_type),*) -> *mut c_char>(next) };
-            // SAFETY: the caller's contract is that of the next function, which gives a string or null; the name outside is no longer than it.
+            // SAFETY: the caller's contract is that of the next function, which returns a string or
+            // null; the restored name is not longer.
             unsafe {
                 let resolved = with_path(path, |path| next(path, $($after),*));
                 if !resolved.is_null() {
-                    let len = name_outside(resolved, libc::strlen(resolved));
+                    let len = restore_name(resolved, libc::strlen(resolved));
                     *resolved.add(len) = 0;
                 }
                 resolved
@@ -140,6 +145,6 @@ macro_rules! canonical {
 
 canonical! {
     realpath [resolved: *mut c_char];
-    __realpath_chk [resolved: *mut c_char, room: size_t];
+    __realpath_chk [resolved: *mut c_char, buffer_size: size_t];
     canonicalize_file_name [];
 }

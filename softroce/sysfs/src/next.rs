@@ -1,4 +1,4 @@
-//! The function that a call would have reached without this library.
+//! The next function of the same name, which this library overrides.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -6,9 +6,9 @@ use core::{ptr, slice};
 
 use crate::path::{self, LONGEST};
 
-/// A function of the libraries behind this one, looked up when it is first called.
+/// A function of the libraries behind this one, resolved when first called.
 pub(crate) struct Next {
-    /// With a zero at its end.
+    /// NUL-terminated.
     name: &'static str,
     function: AtomicPtr<c_void>,
 }
@@ -21,22 +21,23 @@ impl Next {
         }
     }
 
-    /// Its address; null when there is none, as with those of a newer libc.
+    /// Its address; null if there is none, such as one of a newer libc.
     pub(crate) fn find(&self) -> *mut c_void {
         let known = self.function.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
         }
-        // SAFETY: dlsym(3) takes a string, which ends with a zero. Threads that come here together find the same.
+        // SAFETY: dlsym(3) takes a NUL-terminated string. Concurrent calls find the same address.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) };
         self.function.store(found, Ordering::Relaxed);
         found
     }
 }
 
-/// The folder that stands for `/` where something is shown.
+/// The folder that stands for `/`.
 fn root() -> Option<&'static [u8]> {
-    // SAFETY: getenv(3) takes a string and gives one, or null. Programs that change their environment while other threads read it are in error themselves.
+    // SAFETY: getenv(3) takes a string and returns one, or null. Programs that modify their
+    // environment while other threads read it are in error themselves.
     let root = unsafe {
         let value = libc::getenv(c"DOORBELL_VIEW".as_ptr());
         if value.is_null() {
@@ -47,7 +48,7 @@ fn root() -> Option<&'static [u8]> {
     root.starts_with(b"/").then_some(root)
 }
 
-/// Calls `next` with the path that stands for this one: in the folder if it is ours, else as it came.
+/// Calls `next` with the redirected path, or with the path unchanged if it is not redirected.
 ///
 /// # Safety
 /// `path` is null or a string.
@@ -58,40 +59,42 @@ pub(crate) unsafe fn with_path<R>(path: *const c_char, next: impl FnOnce(*const 
     }
     let mut first = [0; 5];
     for (at, byte) in first.iter_mut().enumerate() {
-        // SAFETY: within the string: the loop ends behind the zero at its end.
+        // SAFETY: within the string: the loop ends at the terminating NUL.
         *byte = unsafe { *path.add(at) } as u8;
         if *byte == 0 {
             break;
         }
     }
-    if !path::may_be_shown(first) {
+    if !path::may_be_redirected(first) {
         return next(path);
     }
     // SAFETY: not null, so a string.
-    match path::shown(unsafe { CStr::from_ptr(path) }) {
+    match path::redirected(unsafe { CStr::from_ptr(path) }) {
         None => next(path),
-        Some(shown) => in_folder(path, shown, next),
+        Some(redirected) => call_in_folder(path, redirected, next),
     }
 }
 
-/// Apart, so that only those who need the room have it on their stack.
+/// A separate function, so that only redirected calls have the buffer on their stack.
 #[cold]
 #[inline(never)]
-fn in_folder<R>(path: *const c_char, (folder, rest): (&[u8], &[u8]), next: impl FnOnce(*const c_char) -> R) -> R {
-    let mut room = [0; LONGEST];
-    let placed = root().and_then(|root| path::place(root, folder, rest, &mut room));
-    next(placed.map_or(path, CStr::as_ptr))
+fn call_in_folder<R>(path: *const c_char, (folder, rest): (&[u8], &[u8]), next: impl FnOnce(*const c_char) -> R) -> R {
+    let mut buffer = [0; LONGEST];
+    let built = root().and_then(|root| path::build_path(root, folder, rest, &mut buffer));
+    next(built.map_or(path, CStr::as_ptr))
 }
 
-/// Gives the resolved path in a buffer the name that it has outside, which is shorter, and tells how long it is; any zero at its end is not moved.
+/// Restores the original name of a resolved path in a buffer, which is shorter, and returns its
+/// length; a NUL at its end is not moved.
 ///
 /// # Safety
-/// The first `len` bytes of `buffer` are initialised, and nobody else uses them.
-pub(crate) unsafe fn name_outside(buffer: *mut c_char, len: usize) -> usize {
+/// The first `len` bytes of `buffer` are initialised, and no other thread uses them.
+pub(crate) unsafe fn restore_name(buffer: *mut c_char, len: usize) -> usize {
     // SAFETY: by contract; not used after.
-    let outside = root().and_then(|root| path::outside(root, unsafe { slice::from_raw_parts(buffer.cast(), len) }));
-    let Some(outside) = outside else { return len };
-    // SAFETY: the path's last bytes go to its beginning, all within the `len` bytes.
-    unsafe { buffer.copy_from(buffer.add(len - outside), outside) };
-    outside
+    let original_len =
+        root().and_then(|root| path::original_len(root, unsafe { slice::from_raw_parts(buffer.cast(), len) }));
+    let Some(original_len) = original_len else { return len };
+    // SAFETY: the path's last bytes move to its beginning, all within the `len` bytes.
+    unsafe { buffer.copy_from(buffer.add(len - original_len), original_len) };
+    original_len
 }

@@ -1,31 +1,32 @@
-//! Which paths are ours, and what stands in their place.
+//! Classification and redirection of paths.
 
 use core::ffi::CStr;
 
-/// The folders that are shown. The first component of each is looked at in [`may_be_shown`] too.
+/// The redirected folders. [`may_be_redirected`] checks their first components too.
 const FOLDERS: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
     b"/dev/infiniband",
 ];
 
-/// As many bytes as a path may have (PATH_MAX).
+/// Maximum path length in bytes (PATH_MAX).
 pub(crate) const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// Whether a path that begins with these bytes is worth a closer look: few are.
-pub(crate) const fn may_be_shown(first: [u8; 5]) -> bool {
+/// Whether a path that begins with these bytes may be redirected: few may.
+pub(crate) const fn may_be_redirected(first: [u8; 5]) -> bool {
     matches!(&first, b"/sys/" | b"/dev/")
 }
 
-/// The folder that `path` is in, if it is shown, and the rest of the path, which is empty or begins with a slash.
-pub(crate) fn shown(path: &CStr) -> Option<(&'static [u8], &[u8])> {
+/// The redirected folder that `path` is in, and the rest of the path, which is empty or begins with
+/// a slash.
+pub(crate) fn redirected(path: &CStr) -> Option<(&'static [u8], &[u8])> {
     let path = path.to_bytes();
     FOLDERS
         .iter()
         .find_map(|folder| below(path, folder).map(|rest| (*folder, rest)))
 }
 
-/// What comes after the folder in the path, however often its slashes are doubled.
+/// The rest of the path after the folder, with any number of repeated slashes.
 fn below<'a>(mut path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
     for component in folder.split(|&byte| byte == b'/').skip(1) {
         let named = path
@@ -37,18 +38,24 @@ fn below<'a>(mut path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
     (path.is_empty() || path[0] == b'/').then_some(path)
 }
 
-/// Writes the path that a folder and a rest have under `root`, with the zero after it; `None` where it is too long.
-pub(crate) fn place<'a>(root: &[u8], folder: &[u8], rest: &[u8], room: &'a mut [u8; LONGEST]) -> Option<&'a CStr> {
+/// Writes the NUL-terminated path of a folder and a rest under `root`; `None` if it is too long.
+pub(crate) fn build_path<'a>(
+    root: &[u8],
+    folder: &[u8],
+    rest: &[u8],
+    buffer: &'a mut [u8; LONGEST],
+) -> Option<&'a CStr> {
     let mut len = 0;
     for part in [root, folder, rest, b"\0"] {
-        room.get_mut(len..len + part.len())?.copy_from_slice(part);
+        buffer.get_mut(len..len + part.len())?.copy_from_slice(part);
         len += part.len();
     }
-    CStr::from_bytes_with_nul(&room[..len]).ok()
+    CStr::from_bytes_with_nul(&buffer[..len]).ok()
 }
 
-/// How many bytes at the end of a path that the kernel resolved are its name outside, if it is one of what is shown under `root`.
-pub(crate) fn outside(root: &[u8], path: &[u8]) -> Option<usize> {
+/// The length of the original name at the end of a resolved path, if it is in a redirected folder
+/// under `root`.
+pub(crate) fn original_len(root: &[u8], path: &[u8]) -> Option<usize> {
     let rest = path.strip_prefix(root)?;
     FOLDERS
         .iter()
@@ -61,17 +68,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_shown_is_ours() {
+    fn only_the_folders_are_redirected() {
         let (class, verbs, dev) = (FOLDERS[0], FOLDERS[1], FOLDERS[2]);
-        let ours = [
+        let redirected_paths = [
             (c"/sys/class/infiniband", (class, &b""[..])),
             (c"/sys/class/infiniband/", (class, b"/")),
             (c"//sys//class///infiniband//soft0", (class, b"//soft0")),
             (c"/sys/class/infiniband_verbs/uverbs0/ibdev", (verbs, b"/uverbs0/ibdev")),
             (c"/dev/infiniband/uverbs0", (dev, b"/uverbs0")),
         ];
-        for (path, expected) in ours {
-            assert_eq!(shown(path), Some(expected), "{path:?}");
+        for (path, expected) in redirected_paths {
+            assert_eq!(redirected(path), Some(expected), "{path:?}");
         }
         let others = [
             c"",
@@ -90,37 +97,37 @@ mod tests {
             c"/dev/null",
         ];
         for path in others {
-            assert_eq!(shown(path), None, "{path:?}");
+            assert_eq!(redirected(path), None, "{path:?}");
         }
     }
 
     #[test]
-    fn every_folder_gets_its_closer_look() {
+    fn every_folder_passes_the_prefix_check() {
         for folder in FOLDERS {
-            assert!(may_be_shown(*folder.first_chunk().unwrap()));
+            assert!(may_be_redirected(*folder.first_chunk().unwrap()));
         }
-        assert!(!may_be_shown(*b"/etc/") && !may_be_shown(*b"/sysx"));
+        assert!(!may_be_redirected(*b"/etc/") && !may_be_redirected(*b"/sysx"));
     }
 
     #[test]
-    fn a_path_is_found_and_found_again() {
-        let mut room = [0; LONGEST];
-        let placed = place(b"/tmp/view", FOLDERS[0], b"/soft0", &mut room).unwrap();
-        assert_eq!(placed, c"/tmp/view/sys/class/infiniband/soft0");
+    fn build_and_restore_are_inverse() {
+        let mut buffer = [0; LONGEST];
+        let built = build_path(b"/tmp/view", FOLDERS[0], b"/soft0", &mut buffer).unwrap();
+        assert_eq!(built, c"/tmp/view/sys/class/infiniband/soft0");
         assert_eq!(
-            outside(b"/tmp/view", placed.to_bytes()),
+            original_len(b"/tmp/view", built.to_bytes()),
             Some(b"/sys/class/infiniband/soft0".len())
         );
-        assert_eq!(outside(b"/tmp/view", b"/tmp/view2/sys/class/infiniband"), None);
-        assert_eq!(outside(b"/tmp/view", b"/tmp/view/sys/classes"), None);
-        assert_eq!(outside(b"/tmp/view", b"/usr"), None);
+        assert_eq!(original_len(b"/tmp/view", b"/tmp/view2/sys/class/infiniband"), None);
+        assert_eq!(original_len(b"/tmp/view", b"/tmp/view/sys/classes"), None);
+        assert_eq!(original_len(b"/tmp/view", b"/usr"), None);
     }
 
     #[test]
-    fn a_path_too_long_is_no_path() {
-        let mut room = [0; LONGEST];
+    fn a_path_too_long_is_refused() {
+        let mut buffer = [0; LONGEST];
         let fits = vec![b'x'; LONGEST - b"/r/dev/infiniband".len() - 1];
-        assert!(place(b"/r", FOLDERS[2], &fits, &mut room).is_some());
-        assert!(place(b"/rr", FOLDERS[2], &fits, &mut room).is_none());
+        assert!(build_path(b"/r", FOLDERS[2], &fits, &mut buffer).is_some());
+        assert!(build_path(b"/rr", FOLDERS[2], &fits, &mut buffer).is_none());
     }
 }

@@ -1,11 +1,13 @@
-//! In which order a plan reduces: the expression that each block of each rank's output is in the end.
+//! In which order a plan reduces: the expression that each block of each rank's output is in the
+//! end.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::plan::{Place, Plan, Span, Step};
 use crate::types::Rank;
 
-/// Runs `plan` with expressions for data, and gives the expression of every block of every output. The operands of an addition of two are written in one order, since addition is commutative.
+/// Runs `plan` with expressions for data, and gives the expression of every block of every output.
+/// The operands of an addition of two are written in one order, since addition is commutative.
 pub(super) fn of_results(plan: &Plan) -> Vec<String> {
     let mut memories: Vec<HashMap<(Place, u32), String>> = (0..plan.shape.ranks())
         .map(|rank| {

@@ -1,4 +1,5 @@
-//! Loom's model of a queue that is armed and polled while a completion comes: it is found, or told of. Run by `cargo xtask sanitize loom`.
+//! Loom model of a queue that is armed and polled while a completion arrives: the poll finds it, or
+//! the channel is notified. Run by `cargo xtask sanitize loom`.
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::work::CompletionOpcode;
@@ -38,7 +39,7 @@ fn completion() -> Completion {
 }
 
 #[test]
-fn a_completion_is_found_after_arming_or_told_of() {
+fn a_completion_is_polled_after_arming_or_notified() {
     loom::model(|| {
         let (ring, channel) = queue();
         let pushing = thread::spawn({

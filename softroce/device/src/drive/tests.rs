@@ -1,4 +1,5 @@
-//! When the timers run. The link is made up; whether they ran shows in the engine's deadline, which is computed anew then.
+//! When timers run. The link is simulated; a run shows in the engine's deadline, which it
+//! recomputes.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -13,7 +14,6 @@ use crate::cm::Connections;
 use crate::host::{Flags, Host};
 use crate::link::Link;
 
-/// A socket in which something waits, or not.
 struct Waiting(Arc<AtomicBool>);
 
 impl Receive for Waiting {
@@ -23,7 +23,6 @@ impl Receive for Waiting {
     }
 }
 
-/// A link that counts how often it is called.
 struct Counting(Arc<AtomicUsize>);
 
 impl Transmit for Counting {
@@ -44,22 +43,22 @@ fn connections() -> Connections {
     })
 }
 
-struct Rig {
+struct Harness {
     shared: Shared,
-    something_waits: Arc<AtomicBool>,
+    has_packets: Arc<AtomicBool>,
     transmits: Arc<AtomicUsize>,
 }
 
-impl Rig {
+impl Harness {
     fn new() -> Self {
         let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (host, socket) = Host::join(address, Flags::default(), Duration::ZERO).unwrap();
-        let link = Link::over(socket).unwrap();
-        let something_waits = Arc::new(AtomicBool::new(false));
+        let link = Link::from_socket(socket).unwrap();
+        let has_packets = Arc::new(AtomicBool::new(false));
         let transmits = Arc::new(AtomicUsize::new(0));
         let shared = Shared::new(
             link.local,
-            Box::new(Waiting(Arc::clone(&something_waits))),
+            Box::new(Waiting(Arc::clone(&has_packets))),
             Box::new(Counting(Arc::clone(&transmits))),
             None,
             link.parker.waker(),
@@ -67,12 +66,11 @@ impl Rig {
         );
         Self {
             shared,
-            something_waits,
+            has_packets,
             transmits,
         }
     }
 
-    /// Makes timers due, drives, and says whether they ran.
     fn timers_run(&self) -> bool {
         self.shared.engine_due.store(0, Ordering::SeqCst);
         self.shared.drive();
@@ -82,50 +80,50 @@ impl Rig {
 
 #[test]
 fn timers_wait_for_what_has_arrived() {
-    let rig = Rig::new();
-    assert!(rig.timers_run(), "the socket is empty");
-    rig.something_waits.store(true, Ordering::Relaxed);
-    assert!(!rig.timers_run(), "there may be more");
-    rig.something_waits.store(false, Ordering::Relaxed);
-    let receiving = rig.shared.rx.lock();
-    assert!(!rig.timers_run(), "another thread has datagrams in hand");
+    let harness = Harness::new();
+    assert!(harness.timers_run(), "the socket is empty");
+    harness.has_packets.store(true, Ordering::Relaxed);
+    assert!(!harness.timers_run(), "there may be more");
+    harness.has_packets.store(false, Ordering::Relaxed);
+    let receiving = harness.shared.rx.lock();
+    assert!(!harness.timers_run(), "another thread has datagrams in hand");
     drop(receiving);
-    assert!(rig.timers_run());
+    assert!(harness.timers_run());
 }
 
 #[test]
 fn timers_do_not_starve_under_an_endless_stream() {
-    let rig = Rig::new();
-    rig.something_waits.store(true, Ordering::Relaxed);
+    let harness = Harness::new();
+    harness.has_packets.store(true, Ordering::Relaxed);
     for round in 0..3 {
-        let ran = (1..=BACKLOG).find(|_| rig.timers_run());
+        let ran = (1..=BACKLOG).find(|_| harness.timers_run());
         assert_eq!(ran, Some(BACKLOG), "round {round}");
     }
-    rig.shared.engine_due.store(NEVER, Ordering::SeqCst);
-    rig.shared.drive();
-    assert!(!rig.timers_run(), "counted from when they are due");
+    harness.shared.engine_due.store(NEVER, Ordering::SeqCst);
+    harness.shared.drive();
+    assert!(!harness.timers_run(), "counted from when they are due");
 }
 
 #[test]
 fn a_deadline_of_the_link_does_not_wait_for_the_receiver() {
-    let rig = Rig::new();
-    let receiving = rig.shared.rx.lock();
-    rig.shared.link_due.store(0, Ordering::SeqCst);
-    assert!(rig.shared.drive());
-    assert_eq!(rig.transmits.load(Ordering::Relaxed), 1);
+    let harness = Harness::new();
+    let receiving = harness.shared.rx.lock();
+    harness.shared.link_due.store(0, Ordering::SeqCst);
+    assert!(harness.shared.drive());
+    assert_eq!(harness.transmits.load(Ordering::Relaxed), 1);
     drop(receiving);
-    rig.shared.drive();
-    assert_eq!(rig.transmits.load(Ordering::Relaxed), 1, "due once");
+    harness.shared.drive();
+    assert_eq!(harness.transmits.load(Ordering::Relaxed), 1, "due once");
 }
 
-/// The peer's call may have been taken before anyone knew that a lane was full, and then no other comes.
+/// The credit wake-up may be consumed before the ring is known to be full, and no other follows.
 #[test]
-fn whoever_goes_to_sleep_has_looked_for_room() {
-    let rig = Rig::new();
-    rig.shared.lanes_blocked.store(true, Ordering::SeqCst);
-    assert!(rig.shared.sleep_on_lanes(), "nothing has come");
+fn a_sleeping_thread_has_polled_for_credits() {
+    let harness = Harness::new();
+    harness.shared.shm_blocked.store(true, Ordering::SeqCst);
+    assert!(harness.shared.prepare_shm_sleep(), "no record");
     assert!(
-        !rig.shared.lanes_blocked.load(Ordering::SeqCst),
-        "there is room, and it sleeps"
+        !harness.shared.shm_blocked.load(Ordering::SeqCst),
+        "the ring has space, and the thread may sleep"
     );
 }

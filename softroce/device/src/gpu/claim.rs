@@ -1,10 +1,13 @@
-//! Which process has blocks of its own on a GPU.
+//! Exclusive use of small-copy kernels on a GPU by one process.
 //!
-//! Processes have a GPU's processors by turns, and a turn is long: where two of them copy by blocks on one GPU, each copy waits for the other's turn to end (some 150 us of an H200, where a copy engine takes 8). So the first process that asks has
-//! the GPU for this, for as long as it lives or has memory of that GPU registered, and all others leave short copies to the copy engines, which take no turns.
+//! A GPU runs the contexts of different processes in time slices: where two of them copy by kernel,
+//! each copy waits for the other's slice to end (about 150 us on an H200, where a copy engine takes
+//! 8). So the first process claims the GPU, for as long as it lives or has memory of it registered,
+//! and all others use the copy engines, which are not time-sliced.
 //!
-//! What is claimed is an abstract Unix address (unix(7)) with the GPU's identity in its name: it goes with the process, whatever becomes of it. Processes in other network namespaces do not see it; there, what has proved slow is given up
-//! ([`SmallCopies`](doorbell_cuda::SmallCopies)).
+//! The claim is an abstract Unix address (unix(7)) with the GPU's UUID in its name: it ends with
+//! the process. Processes in other network namespaces do not see it; there,
+//! [`SmallCopies`](doorbell_cuda::SmallCopies) stops using kernels that prove slow.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -13,23 +16,22 @@ use std::sync::{Arc, Weak};
 use doorbell_cuda::{Device, Uuid};
 use parking_lot::Mutex;
 
-/// A GPU on which no other process has blocks.
 #[derive(Debug)]
 pub(super) struct Claim {
-    /// Has the address; nobody reads from it.
+    /// Holds the address; never read.
     _address: UnixDatagram,
 }
 
-/// Those of this process, which all its copies share.
-static HELD: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
+/// The claims of this process, shared by all its copies.
+static CLAIMS: Mutex<Vec<(Uuid, Weak<Claim>)>> = Mutex::new(Vec::new());
 
-/// Claims a GPU for this process; `None` where another one has it, or nothing can be claimed.
+/// Claims a GPU for this process; `None` where another one has it, or claiming fails.
 pub(super) fn claim(device: Device) -> Option<Arc<Claim>> {
     claim_of(device.uuid().ok()?)
 }
 
 fn claim_of(uuid: Uuid) -> Option<Arc<Claim>> {
-    let mut held = HELD.lock();
+    let mut held = CLAIMS.lock();
     if let Some(claim) = held
         .iter()
         .find_map(|(known, claim)| claim.upgrade().filter(|_| *known == uuid))
@@ -50,8 +52,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_one_process_s() {
-        // One that nothing else here has.
+    fn a_gpu_is_claimed_by_one_process() {
+        // A UUID of no real GPU.
         let mut bytes = [0x5a; 16];
         bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
         let uuid = Uuid(bytes);

@@ -1,10 +1,16 @@
-//! Copies that go on beside the engine: begun when a packet is handled, and known by a *ticket* until they are done.
+//! Asynchronous GPU copies: started when a packet is handled, and identified by a *ticket* until
+//! they are done.
 //!
-//! What one look at the lanes asks for is a batch: copies that continue each other are made one, they are begun together, and an event behind them tells that all are done. Tickets are the
-//! numbers of batches, and are done in their order.
+//! The copies that one poll of the rings requests are a batch: adjacent ones are merged, they are
+//! started together, and an event behind them reports that all are done. Tickets are the numbers of
+//! batches, which complete in order.
 //!
-//! Between the host and a GPU bytes go by a ring of pinned memory. What is to go to a GPU is copied into it at once; what is to come to the host is copied out of it when it is there
-//! ([`Landing`]), the last bytes last, as all that a peer writes. Long messages to memory that is used again go to it directly ([`pins`](super::pins)), all but those last bytes.
+//! Bytes between host and GPU go through a ring of pinned memory. Those for a GPU are copied into
+//! it at once; those for the host are copied out of it on completion ([`StagedCopy`]), the last
+//! bytes last, like all that a peer writes. Long messages to memory that is used repeatedly go to
+//! it directly ([`pins`](super::pins)), except for those last bytes.
+
+mod imports;
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -14,98 +20,97 @@ use std::time::{Duration, Instant};
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::qp::LaneId;
 
+use self::imports::Import;
 use super::cuda::{Engine, Mark, Pin};
-use super::pins::{Pins, Taken};
-use super::{Bounds, Failed, Handle, Memory, RING, Short, failed, own};
-use crate::local::segment::SegmentId;
+use super::pins::{Pins, ReleasedPins};
+use super::{Bounds, Failed, Memory, RING, SmallCopyDevice, failed};
 use crate::memory::copy;
+use crate::shm_ring::segment::SegmentId;
 
-/// What begins in the ring begins at a multiple of it.
 const ALIGN: usize = 64;
 
-/// Batches that are under way at once: one, and one behind it that begins when that is done.
-const UNDER_WAY: usize = 2;
+/// Batches in flight at once: one, and one queued behind it.
+const MAX_IN_FLIGHT: usize = 2;
 
-/// Behind a batch of so many bytes the next one is not begun at once, but when this part of the time has gone by that it will take, by how long the one before took: what comes meanwhile is one copy with it.
+/// Behind a batch of at least so many bytes the next is delayed by this fraction of its expected
+/// duration, from the last one's rate: copies that are requested meanwhile join it.
 const LONG: usize = 16 << 20;
-const HELD: f64 = 0.5;
+const BATCH_DELAY: f64 = 0.5;
 
-/// Where bytes are to go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'a> {
-    /// Into memory of the host, which is in a region with these bounds.
+    /// Host memory, in a region with these bounds.
     Host(*mut u8, Bounds),
-    /// Into a GPU's, from this byte on.
+    /// GPU memory, from this byte on.
     Device(&'a Memory, usize),
 }
 
-/// For whom something is copied.
+/// What a copy belongs to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct CopyOwner {
     pub(crate) qpn: Qpn,
-    /// The region that it goes to.
+    /// The destination region.
     pub(crate) key: u32,
-    /// It is of a response that the queue pair asked for.
+    /// It is a response that the queue pair requested.
     pub(crate) response: bool,
-    /// The message ends with it.
+    /// It is the end of a message.
     pub(crate) ends: bool,
 }
 
-/// The copies of a device.
+// fields: one queue of batches; the counters and the ring change together with it.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     engine: Engine,
-    /// Asked for and not begun.
-    open: Batch,
-    moves: Vec<Move>,
-    /// Begun and not done, the oldest first.
-    begun: VecDeque<Batch>,
-    /// Up to this one all are done.
+    requested: Batch,
+    ops: Vec<CopyOp>,
+    in_flight: VecDeque<Batch>,
     done: u64,
-    /// When the oldest of them had no other before it any more, where it is [`LONG`].
+    /// When the oldest one became the first in flight, if it is [`LONG`].
     since: Option<Instant>,
-    /// Seconds that a byte took of the last such batch.
-    pace: Option<f64>,
-    /// Bytes of the ring that were ever taken, and given back.
+    seconds_per_byte: Option<f64>,
+    /// Bytes of the ring ever allocated, and freed.
     taken: u64,
     freed: u64,
     /// For each queue pair the last ticket, and the last of responses.
     busy: HashMap<Qpn, (u64, u64)>,
-    /// To undo what a record has asked for that cannot be taken as a whole.
-    before: Before,
+    checkpoint: Checkpoint,
     imports: HashMap<(LaneId, SegmentId), Import>,
     pins: Pins,
-    /// The lane of this process to itself: its records name what this process has.
-    to_itself: Option<LaneId>,
+    /// The link of this process to itself: its records name local allocations.
+    loopback: Option<LaneId>,
 }
 
-// SAFETY: what its pointers point to is registered memory of the process, as in `Region`; it is used under the engine's lock.
+// SAFETY: its pointers are to registered memory of the process, as in `Region`; it is used under
+// the engine's lock.
 unsafe impl Send for Copies {}
 
 #[derive(Debug, Default)]
 struct Batch {
     marks: Vec<Mark>,
     owners: Vec<(Qpn, u32)>,
-    landings: Vec<Landing>,
+    staged: Vec<StagedCopy>,
     bytes: usize,
-    /// Up to where it has taken the ring.
+    /// The end of its space in the ring.
     ring: u64,
     failed: bool,
-    /// All of them are done as short copies are; what those use is kept here.
-    short: Option<Vec<Move>>,
+    /// The copies of a batch that is done by kernels; kept alive here.
+    small: Option<Vec<CopyOp>>,
 }
 
 impl Batch {
-    /// Has copy engines begin what it is made of.
-    fn begin(&mut self, engine: &mut Engine, moves: Vec<Move>) {
-        for Move { into, from, len } in moves {
+    fn begin(&mut self, engine: &mut Engine, ops: Vec<CopyOp>) {
+        for CopyOp { into, from, len } in ops {
             let begun = match (&into, &from) {
-                (End::Device(to, at), End::Device(source, start)) => engine.copy((to, *at), (source, *start), len),
-                (End::Device(to, at), End::Ring(start)) => engine.copy_up((to, *at), *start, len),
-                (End::Ring(at), End::Device(source, start)) => engine.copy_down((source, *start), *at, len),
-                (End::Host(pin, at), End::Device(source, start)) => engine.copy_out((source, *start), (pin, *at), len),
-                // Nothing else is ever asked for.
-                (_, End::Host(..)) | (End::Ring(_) | End::Host(..), End::Ring(_)) => Ok(()),
+                (CopyEnd::Device(to, at), CopyEnd::Device(source, start)) => {
+                    engine.copy((to, *at), (source, *start), len)
+                }
+                (CopyEnd::Device(to, at), CopyEnd::Ring(start)) => engine.copy_up((to, *at), *start, len),
+                (CopyEnd::Ring(at), CopyEnd::Device(source, start)) => engine.copy_down((source, *start), *at, len),
+                (CopyEnd::Host(pin, at), CopyEnd::Device(source, start)) => {
+                    engine.copy_out((source, *start), (pin, *at), len)
+                }
+                // Never requested.
+                (_, CopyEnd::Host(..)) | (CopyEnd::Ring(_) | CopyEnd::Host(..), CopyEnd::Ring(_)) => Ok(()),
             };
             if let Err(error) = begun {
                 failed(&error);
@@ -119,24 +124,22 @@ impl Batch {
     }
 }
 
-/// A copy that is asked for.
 #[derive(Debug)]
-pub(super) struct Move {
-    pub(super) into: End,
-    pub(super) from: End,
+pub(super) struct CopyOp {
+    pub(super) into: CopyEnd,
+    pub(super) from: CopyEnd,
     pub(super) len: usize,
 }
 
-/// Where it goes, or comes from.
 #[derive(Clone, Debug)]
-pub(super) enum End {
+pub(super) enum CopyEnd {
     Device(Memory, usize),
     Ring(usize),
     Host(Pin, usize),
 }
 
-impl End {
-    /// Whether this one continues `before`, of which there are `len` bytes.
+impl CopyEnd {
+    /// Whether it is adjacent to `before`, which is `len` bytes long.
     fn continues(&self, before: &Self, len: usize) -> bool {
         match (self, before) {
             (Self::Device(memory, at), Self::Device(other, start)) => memory.is(other) && *at == start + len,
@@ -147,250 +150,164 @@ impl End {
     }
 }
 
-/// What is to be copied out of the ring when it is there.
+/// Bytes to copy out of the ring on completion.
 #[derive(Debug)]
-pub(crate) struct Landing {
+pub(crate) struct StagedCopy {
     pub(crate) qpn: Qpn,
     ring: usize,
     to: *mut u8,
     len: usize,
 }
 
-/// Memory that another process has told of.
-#[derive(Debug)]
-struct Import {
-    handle: Handle,
-    len: usize,
-    /// For each device that copies from it; the first for copies to the host.
-    mapped: Vec<Memory>,
-}
-
-/// How things were before a record.
+/// The state before a record's requests.
 #[derive(Debug, Default)]
-struct Before {
-    moves: usize,
-    /// Of the last of them.
+struct Checkpoint {
+    ops: usize,
     len: usize,
     owners: usize,
-    landings: usize,
+    staged: usize,
     ring: (u64, u64),
-    /// What the queue pair's tickets were that something was asked for.
+    /// The tickets of the queue pair of the requests.
     busy: Option<(Qpn, (u64, u64))>,
 }
 
-/// What has been done.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    /// Queue pairs of which copies have failed.
     pub(crate) failed: Vec<Qpn>,
-    pub(crate) landings: Vec<Landing>,
+    pub(crate) staged: Vec<StagedCopy>,
 }
 
-/// Whether a copy could be asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Asked {
-    Yes,
-    /// The ring is full for now.
-    Later,
-    /// It will never be.
-    Never,
+pub(crate) enum CopyRequest {
+    Queued,
+    RingFull,
+    Refused,
 }
 
 impl Copies {
-    /// Records of this lane are from this process itself.
-    pub(crate) fn set_own_lane(&mut self, lane: LaneId) {
-        self.to_itself = Some(lane);
+    pub(crate) fn set_loopback_link(&mut self, link: LaneId) {
+        self.loopback = Some(link);
     }
 
-    /// Whether it is known how short copies of some memory's device are done.
-    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
-        self.engine.has_short(memory)
+    /// Whether it is decided how small copies of the memory's device are done.
+    pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
+        self.engine.has_small_copies(memory)
     }
 
-    /// Has short copies of a device done as such from now on.
-    pub(crate) fn add_short(&mut self, short: Short) {
-        self.engine.add_short(short);
+    pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
+        self.engine.add_small_copies(small);
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is in flight or requested.
     pub(crate) fn is_idle(&self) -> bool {
-        self.begun.is_empty() && self.moves.is_empty()
+        self.in_flight.is_empty() && self.ops.is_empty()
     }
 
-    /// The ticket of what is asked for now.
     pub(crate) fn ticket(&self) -> u64 {
-        self.done + self.begun.len() as u64 + 1
+        self.done + self.in_flight.len() as u64 + 1
     }
 
-    /// Up to this ticket all is done.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
 
-    /// The ticket of the last copy for a queue pair that is not done.
-    pub(crate) fn of(&self, qpn: Qpn) -> Option<u64> {
+    /// The ticket of the last unfinished copy for a queue pair.
+    pub(crate) fn pending_ticket(&self, qpn: Qpn) -> Option<u64> {
         if self.is_idle() {
             return None;
         }
         self.busy.get(&qpn).map(|last| last.0).filter(|last| *last > self.done)
     }
 
-    /// Whether a copy of a response to a queue pair is not done.
-    pub(crate) fn is_unsettled(&self, qpn: Qpn) -> bool {
+    /// Whether a copy of a READ response for a queue pair is unfinished.
+    pub(crate) fn has_pending_response(&self, qpn: Qpn) -> bool {
         !self.is_idle() && self.busy.get(&qpn).is_some_and(|last| last.1 > self.done)
     }
 
-    /// Whether copies for a queue pair, or of a region, are not done.
+    /// Whether copies for a queue pair, or of a region, are unfinished.
     pub(crate) fn uses(&self, qpn: Option<Qpn>, key: Option<u32>) -> bool {
         let used = |batch: &Batch| {
             let is = |owner: &(Qpn, u32)| qpn == Some(owner.0) || key == Some(owner.1);
             batch.owners.iter().any(is)
         };
-        self.begun.iter().any(used) || used(&self.open)
+        self.in_flight.iter().any(used) || used(&self.requested)
     }
 
-    /// Another process, at the other end of a lane, has told of an allocation of `len` bytes. Whether it can be copied from.
-    pub(crate) fn add_import(&mut self, lane: LaneId, id: SegmentId, handle: Handle, len: usize) -> bool {
-        match Memory::import(&handle, len, None) {
-            Ok(Some(memory)) => {
-                let mapped = vec![memory];
-                self.imports.insert((lane, id), Import { handle, len, mapped });
-                true
-            }
-            Ok(None) => false,
-            Err(error) => {
-                tracing::warn!("memory of a GPU of another process cannot be imported, and goes by the host: {error}");
-                false
-            }
-        }
-    }
-
-    /// The same of one that this process itself has.
-    pub(crate) fn add_own(&mut self, lane: LaneId, id: SegmentId) -> bool {
-        let Some(memory) = own(id) else { return false };
-        let import = Import {
-            handle: Handle::Ipc([0; 64]),
-            len: memory.len(),
-            mapped: vec![memory],
-        };
-        self.imports.insert((lane, id), import);
-        true
-    }
-
-    /// The other end gives an allocation up.
-    pub(crate) fn remove_import(&mut self, lane: LaneId, id: SegmentId) {
-        self.imports.remove(&(lane, id));
-    }
-
-    /// The other end is gone.
-    pub(crate) fn remove_imports(&mut self, lane: LaneId) {
-        self.imports.retain(|(of, _), _| *of != lane);
-    }
-
-    /// An allocation that a record of a lane names, for copies of a device.
-    fn imported(&mut self, lane: LaneId, id: SegmentId, device: Option<usize>) -> Option<Memory> {
-        if self.to_itself == Some(lane) {
-            return own(id);
-        }
-        let import = self.imports.get_mut(&(lane, id))?;
-        let fits = |memory: &&Memory| device.is_none_or(|device| memory.device() == device);
-        if let Some(memory) = import.mapped.iter().find(fits) {
-            return Some(memory.clone());
-        }
-        if let Some(own) = own(id)
-            && import.mapped.first().is_some_and(|memory| memory.is(&own))
-        {
-            // The driver copies between any two devices' memory of one process.
-            return Some(own);
-        }
-        match Memory::import(&import.handle, import.len, device) {
-            Ok(Some(memory)) => {
-                import.mapped.push(memory.clone());
-                Some(memory)
-            }
-            Ok(None) => None,
-            Err(error) => {
-                tracing::warn!("memory of a GPU of another process cannot be imported: {error}");
-                None
-            }
-        }
-    }
-
-    /// Another record is looked at.
+    /// Begins the requests of another record.
     pub(crate) fn next_record(&mut self) {
-        self.before = Before {
-            moves: self.moves.len(),
-            len: self.moves.last().map_or(0, |last| last.len),
-            owners: self.open.owners.len(),
-            landings: self.open.landings.len(),
+        self.checkpoint = Checkpoint {
+            ops: self.ops.len(),
+            len: self.ops.last().map_or(0, |last| last.len),
+            owners: self.requested.owners.len(),
+            staged: self.requested.staged.len(),
             ring: (self.taken, self.freed),
             busy: None,
         };
     }
 
-    /// The record is put off: what it has asked for is not begun. Otherwise it would have to wait for itself.
+    /// The record is deferred: undoes its requests, for which it would wait itself otherwise.
     pub(crate) fn undo(&mut self) {
-        let Before {
-            moves,
+        let Checkpoint {
+            ops,
             len,
             owners,
-            landings,
+            staged,
             ring,
             busy,
-        } = std::mem::take(&mut self.before);
-        self.moves.truncate(moves);
-        if let Some(last) = self.moves.last_mut() {
+        } = std::mem::take(&mut self.checkpoint);
+        self.ops.truncate(ops);
+        if let Some(last) = self.ops.last_mut() {
             last.len = len;
         }
-        self.open.owners.truncate(owners);
-        self.open.landings.truncate(landings);
+        self.requested.owners.truncate(owners);
+        self.requested.staged.truncate(staged);
         (self.taken, self.freed) = ring;
         if let Some((qpn, tickets)) = busy {
             self.busy.insert(qpn, tickets);
         }
     }
 
-    /// Asks for a copy from `offset` on of what a record names.
-    pub(crate) fn ask(
+    /// Requests a copy from `offset` of the allocation that a record names.
+    pub(crate) fn request(
         &mut self,
-        owner: Owner,
-        (lane, id, offset): (LaneId, SegmentId, u64),
+        owner: CopyOwner,
+        (link, id, offset): (LaneId, SegmentId, u64),
         target: Target<'_>,
         len: usize,
-    ) -> Asked {
+    ) -> CopyRequest {
         let device = match target {
             Target::Device(memory, _) => Some(memory.device()),
             Target::Host(..) => None,
         };
-        let Some(memory) = self.imported(lane, id, device) else {
-            return Asked::Never;
+        let Some(memory) = self.imported(link, id, device) else {
+            return CopyRequest::Refused;
         };
         let Some(start) = usize::try_from(offset).ok().filter(|start| {
-            // The numbers are the neighbour's.
+            // The peer's numbers are not trusted.
             start.checked_add(len).is_some_and(|end| end <= memory.len())
         }) else {
-            return Asked::Never;
+            return CopyRequest::Refused;
         };
         let into = match target {
-            Target::Device(memory, at) => End::Device(memory.clone(), at),
-            Target::Host(to, bounds) => return self.ask_to_host(owner, (memory, start), (to, bounds), len),
+            Target::Device(memory, at) => CopyEnd::Device(memory.clone(), at),
+            Target::Host(to, bounds) => return self.request_to_host(owner, (memory, start), (to, bounds), len),
         };
-        self.push(owner, into, End::Device(memory, start), len);
-        Asked::Yes
+        self.push(owner, into, CopyEnd::Device(memory, start), len);
+        CopyRequest::Queued
     }
 
-    /// Asks for a copy of a GPU's memory to the host.
-    fn ask_to_host(
+    fn request_to_host(
         &mut self,
-        owner: Owner,
+        owner: CopyOwner,
         (memory, start): (Memory, usize),
         (to, bounds): (*mut u8, Bounds),
         len: usize,
-    ) -> Asked {
+    ) -> CopyRequest {
         let pinned = self.pins.find(&memory, owner.key, to.addr(), len, bounds);
-        // What has come before and is not yet where it belongs must not be put over this.
-        let pinned = pinned.filter(|_| !self.is_to_land(to.addr(), len));
-        // As an application may look at the last bytes of a message to learn that the rest is there, these go by the ring.
+        // A direct copy must not be overwritten by an older one that is still in the ring.
+        let pinned = pinned.filter(|_| !self.overlaps_staged(to.addr(), len));
+        // An application may poll the last bytes of a message to detect the rest, so these go
+        // through the ring.
         let direct = match &pinned {
             Some(_) if owner.ends => len.saturating_sub(copy::WORD),
             Some(_) => len,
@@ -400,80 +317,85 @@ impl Copies {
         let ring = match rest {
             0 => None,
             _ => match self.take(rest) {
-                None => return Asked::Later,
+                None => return CopyRequest::RingFull,
                 ring => ring,
             },
         };
         if let Err(error) = self.engine.ring(&memory) {
             failed(&error);
-            return Asked::Never;
+            return CopyRequest::Refused;
         }
         if let Some((pin, at)) = pinned
             && direct > 0
         {
-            let from = End::Device(memory.clone(), start);
-            self.push(owner, End::Host(pin, at), from, direct);
+            let from = CopyEnd::Device(memory.clone(), start);
+            self.push(owner, CopyEnd::Host(pin, at), from, direct);
         }
         if let Some(ring) = ring {
-            self.open.landings.push(Landing {
+            self.requested.staged.push(StagedCopy {
                 qpn: owner.qpn,
                 ring,
                 to: to.wrapping_add(direct),
                 len: rest,
             });
-            self.push(owner, End::Ring(ring), End::Device(memory, start + direct), rest);
+            self.push(
+                owner,
+                CopyEnd::Ring(ring),
+                CopyEnd::Device(memory, start + direct),
+                rest,
+            );
         }
-        Asked::Yes
+        CopyRequest::Queued
     }
 
-    /// Whether some of `len` bytes of the host's at `start` are yet to be written with what is in the ring, or comes there.
-    fn is_to_land(&self, start: usize, len: usize) -> bool {
-        let overlaps = |landing: &Landing| landing.to.addr() < start + len && start < landing.to.addr() + landing.len;
-        let batches = self.begun.iter().chain([&self.open]);
-        batches.flat_map(|batch| &batch.landings).any(overlaps)
+    /// Whether `len` bytes of host memory at `start` overlap with a staged copy.
+    fn overlaps_staged(&self, start: usize, len: usize) -> bool {
+        let overlaps = |staged: &StagedCopy| staged.to.addr() < start + len && start < staged.to.addr() + staged.len;
+        let batches = self.in_flight.iter().chain([&self.requested]);
+        batches.flat_map(|batch| &batch.staged).any(overlaps)
     }
 
-    /// A region goes, and no copy uses it any more: what is pinned of it, to be released when nothing is locked.
-    pub(crate) fn unpin(&mut self, key: u32) -> Taken {
-        self.pins.take(key)
+    /// A region is deregistered, and no copy uses it: returns its pins, to be released without
+    /// locks.
+    pub(crate) fn unpin(&mut self, key: u32) -> ReleasedPins {
+        self.pins.remove_region(key)
     }
 
-    /// Asks for a copy to a GPU of what `fill` writes to the pointer, into `len` bytes.
+    /// Requests a copy to a GPU of the `len` bytes that `fill` writes to the pointer.
     ///
     /// # Errors
-    /// What `fill` says.
-    pub(crate) fn ask_from_host<E>(
+    /// Those of `fill`.
+    pub(crate) fn request_from_host<E>(
         &mut self,
-        owner: Owner,
+        owner: CopyOwner,
         (memory, at): (&Memory, usize),
         len: usize,
         fill: impl FnOnce(*mut u8) -> Result<(), E>,
-    ) -> Result<Asked, E> {
+    ) -> Result<CopyRequest, E> {
         let start = match self.engine.ring(memory) {
             Ok(start) => start,
             Err(error) => {
                 failed(&error);
-                return Ok(Asked::Never);
+                return Ok(CopyRequest::Refused);
             }
         };
-        let before = (self.taken, self.freed);
+        let checkpoint = (self.taken, self.freed);
         let Some(ring) = self.take(len) else {
-            return Ok(Asked::Later);
+            return Ok(CopyRequest::RingFull);
         };
-        // SAFETY: what was taken lies in the ring.
+        // SAFETY: the allocated part is in the ring.
         if let Err(error) = fill(unsafe { start.as_ptr().add(ring) }) {
-            (self.taken, self.freed) = before;
+            (self.taken, self.freed) = checkpoint;
             return Err(error);
         }
-        self.push(owner, End::Device(memory.clone(), at), End::Ring(ring), len);
-        Ok(Asked::Yes)
+        self.push(owner, CopyEnd::Device(memory.clone(), at), CopyEnd::Ring(ring), len);
+        Ok(CopyRequest::Queued)
     }
 
-    /// A part of the ring, if there is one.
     fn take(&mut self, len: usize) -> Option<usize> {
         let size = RING as u64;
         if self.freed == self.taken {
-            // From the beginning, so that it stays in one piece as long as may be.
+            // From the beginning, so that it stays contiguous for long.
             let start = self.taken.next_multiple_of(size);
             (self.taken, self.freed) = (start, start);
         }
@@ -486,129 +408,133 @@ impl Copies {
             return None;
         }
         self.taken = end(start);
-        self.open.ring = self.taken;
+        self.requested.ring = self.taken;
         Some((start % size) as usize)
     }
 
-    fn push(&mut self, owner: Owner, into: End, from: End, len: usize) {
+    fn push(&mut self, owner: CopyOwner, into: CopyEnd, from: CopyEnd, len: usize) {
         let ticket = self.ticket();
         let last = self.busy.entry(owner.qpn).or_default();
-        self.before.busy.get_or_insert((owner.qpn, *last));
+        self.checkpoint.busy.get_or_insert((owner.qpn, *last));
         last.0 = ticket;
         if owner.response {
             last.1 = ticket;
         }
         let owned = (owner.qpn, owner.key);
-        if self.open.owners.last() != Some(&owned) {
-            self.open.owners.push(owned);
+        if self.requested.owners.last() != Some(&owned) {
+            self.requested.owners.push(owned);
         }
-        if let Some(before) = self.moves.last_mut()
-            && into.continues(&before.into, before.len)
-            && from.continues(&before.from, before.len)
+        if let Some(last) = self.ops.last_mut()
+            && into.continues(&last.into, last.len)
+            && from.continues(&last.from, last.len)
         {
-            before.len += len;
+            last.len += len;
             return;
         }
-        self.moves.push(Move { into, from, len });
+        self.ops.push(CopyOp { into, from, len });
     }
 
-    /// Begins what was asked for, unless enough is under way: what is asked for meanwhile joins it, so that a copy is the longer the more there is to copy. Between two copies a link is idle for some 3 us.
+    /// Starts the requested copies, unless enough are in flight: later requests join the batch, so
+    /// that copies get longer under load. Between two copies a PCIe link is idle for about 3 us.
     pub(crate) fn begin(&mut self) {
-        if self.moves.is_empty() || self.begun.len() >= UNDER_WAY || self.is_early() {
+        if self.ops.is_empty() || self.in_flight.len() >= MAX_IN_FLIGHT || self.should_wait() {
             return;
         }
-        // The two ways have no order between them, and what is written has.
-        let short = self.engine.are_short(&self.moves);
-        if self.begun.iter().any(|batch| batch.short.is_some() != short) {
+        // Kernels and copy engines are not ordered with each other, and writes must be.
+        let small = self.engine.are_small(&self.ops);
+        if self.in_flight.iter().any(|batch| batch.small.is_some() != small) {
             return;
         }
-        let mut batch = mem::take(&mut self.open);
-        batch.bytes = self.moves.iter().map(|asked| asked.len).sum();
-        if self.begun.is_empty() {
+        let mut batch = mem::take(&mut self.requested);
+        batch.bytes = self.ops.iter().map(|op| op.len).sum();
+        if self.in_flight.is_empty() {
             self.since = (batch.bytes >= LONG).then(Instant::now);
         }
         batch.ring = self.taken;
-        if short {
-            let moves = mem::take(&mut self.moves);
-            if let Err(error) = self.engine.copy_short(&moves, &mut batch.marks) {
+        if small {
+            let ops = mem::take(&mut self.ops);
+            if let Err(error) = self.engine.copy_small(&ops, &mut batch.marks) {
                 failed(&error);
                 batch.failed = true;
             }
-            batch.short = Some(moves);
-            self.begun.push_back(batch);
+            batch.small = Some(ops);
+            self.in_flight.push_back(batch);
             return;
         }
-        batch.begin(&mut self.engine, mem::take(&mut self.moves));
-        self.begun.push_back(batch);
+        batch.begin(&mut self.engine, mem::take(&mut self.ops));
+        self.in_flight.push_back(batch);
     }
 
-    /// Whether what is under way takes so long yet that more may come to join what is behind it.
-    fn is_early(&self) -> bool {
-        let (Some(front), Some(since), Some(pace)) = (self.begun.front(), self.since, self.pace) else {
+    /// Whether the batch in flight takes so long yet that the next one should wait for more
+    /// requests.
+    fn should_wait(&self) -> bool {
+        let (Some(front), Some(since), Some(seconds_per_byte)) =
+            (self.in_flight.front(), self.since, self.seconds_per_byte)
+        else {
             return false;
         };
-        since.elapsed() < Duration::from_secs_f64(HELD * pace * front.bytes as f64)
+        since.elapsed() < Duration::from_secs_f64(BATCH_DELAY * seconds_per_byte * front.bytes as f64)
     }
 
-    /// The oldest batch is done: how long it took, and when the next one has begun.
-    fn time(&mut self, bytes: usize) {
-        let next = self.begun.front().is_some_and(|batch| batch.bytes >= LONG);
+    /// The oldest batch is done: records its rate, and when the next one became the first.
+    fn record_rate(&mut self, bytes: usize) {
+        let next = self.in_flight.front().is_some_and(|batch| batch.bytes >= LONG);
         let now = (next || self.since.is_some()).then(Instant::now);
         if let (Some(since), Some(now)) = (self.since, now) {
-            self.pace = Some((now - since).as_secs_f64() / bytes as f64);
+            self.seconds_per_byte = Some((now - since).as_secs_f64() / bytes as f64);
         }
         self.since = now.filter(|_| next);
     }
 
-    /// Has copy engines do what the first batch waits for, where that is short copies that their device does not begin; and what comes behind it in the same way.
-    fn hurry(&mut self) {
-        let Some(first) = self.begun.front().filter(|batch| batch.short.is_some()) else {
+    /// Falls back to copy engines for batches of small copies whose kernel does not run.
+    fn fall_back_to_engines(&mut self) {
+        let Some(first) = self.in_flight.front().filter(|batch| batch.small.is_some()) else {
             return;
         };
-        let Some(place) = self.engine.take_back(&first.marks) else {
+        let Some(device) = self.engine.cancel(&first.marks) else {
             return;
         };
-        for batch in &mut self.begun {
-            if batch.marks.iter().any(|mark| mark.is_short(place)) {
+        for batch in &mut self.in_flight {
+            if batch.marks.iter().any(|mark| mark.is_small(device)) {
                 batch.marks.clear();
-                let moves = batch.short.take().unwrap_or_default();
-                batch.begin(&mut self.engine, moves);
+                let ops = batch.small.take().unwrap_or_default();
+                batch.begin(&mut self.engine, ops);
             }
         }
     }
 
-    /// Looks what has been done, in the order of tickets.
-    pub(crate) fn look(&mut self) -> Option<Done> {
+    /// Polls for finished batches, in ticket order.
+    pub(crate) fn poll(&mut self) -> Option<Done> {
         let mut found: Option<Done> = None;
-        while let Some(batch) = self.begun.front_mut() {
+        while let Some(batch) = self.in_flight.front_mut() {
             let mut failing = None;
             let done = batch.marks.iter().all(|mark| {
                 self.engine.is_done(mark).unwrap_or_else(|error| {
-                    // Nothing more comes of it: work of a context that has failed is over.
+                    // Work of a context that has failed is over.
                     failing = Some(error);
                     true
                 })
             });
             if !done {
-                self.hurry();
+                self.fall_back_to_engines();
                 break;
             }
             if let Some(error) = failing {
                 failed(&error);
                 batch.failed = true;
             }
-            let Some(batch) = self.begun.pop_front() else { break };
+            let Some(batch) = self.in_flight.pop_front() else { break };
             self.done += 1;
             let Batch {
                 marks,
                 owners,
-                landings,
+                staged,
                 bytes,
                 ring,
                 failed,
-                short: _,
+                small: _,
             } = batch;
-            self.time(bytes);
+            self.record_rate(bytes);
             for mark in marks {
                 self.engine.recycle(mark);
             }
@@ -616,7 +542,7 @@ impl Copies {
             if failed {
                 found.failed.extend(owners.into_iter().map(|(qpn, _)| qpn));
             } else {
-                found.landings.extend(landings);
+                found.staged.extend(staged);
             }
             self.freed = self.freed.max(ring);
         }
@@ -626,13 +552,14 @@ impl Copies {
         found
     }
 
-    /// Copies what has come to the ring to where it belongs.
-    pub(crate) fn land(&self, landing: &Landing) -> Result<(), Failed> {
+    pub(crate) fn finish_staged(&self, staged: &StagedCopy) -> Result<(), Failed> {
         let start = self.engine.ring_start().ok_or(Failed)?;
-        // SAFETY: within the ring, where the copy that has ended wrote, and nothing else does until more is asked for.
-        let bytes = unsafe { slice::from_raw_parts(start.add(landing.ring), landing.len) };
-        // SAFETY: inside a region that may be written, as was checked when it was asked for; who takes that away waits for this (`uses`).
-        unsafe { copy::to_peer_visible(bytes, landing.to) };
+        // SAFETY: within the ring, where the finished copy wrote, and nothing else does until more
+        // is requested.
+        let bytes = unsafe { slice::from_raw_parts(start.add(staged.ring), staged.len) };
+        // SAFETY: inside a writable region, as was checked on request; deregistration waits for it
+        // (`uses`).
+        unsafe { copy::to_peer_visible(bytes, staged.to) };
         Ok(())
     }
 }

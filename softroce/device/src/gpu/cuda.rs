@@ -1,4 +1,5 @@
-//! What of CUDA the device needs, and nothing that it does not: memory found by its address, shared and imported; copies that go on by themselves, and such as are waited for.
+//! The part of CUDA that the device uses: resolving, sharing and importing memory; asynchronous and
+//! synchronous copies.
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -10,51 +11,47 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
-use super::ahead::Put;
-use super::copies::Move;
-use super::short::{Block, Short, Shorts, make_short};
-use super::{Found, Handle, RING};
+use super::copies::CopyOp;
+use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
+use super::udp_staging::StagedWrite;
+use super::{Handle, Located, RING};
 
-/// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoMemory {
-    /// There is no CUDA here.
     #[error(transparent)]
     NoDriver(#[from] doorbell_cuda::Absent),
-    /// The driver does not know the address.
     #[error("the address is neither mapped here nor known to CUDA")]
     Unknown,
-    /// Managed memory that the processor cannot touch now.
-    #[error("it is managed memory, which no device can be given")]
+    /// Managed memory that the CPU cannot access now.
+    #[error("it is managed memory, which cannot be registered")]
     Managed,
-    /// The driver said something.
     #[error(transparent)]
     Cuda(#[from] Error),
 }
 
-/// Why copies do not go on.
-pub(crate) type Trouble = Error;
+pub(crate) type DriverError = Error;
 
-/// Memory of a GPU: an allocation of this process, or one of another's that was imported. Clones name the same one.
+/// GPU memory: an allocation of this process, or an imported one. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
-    kind: Kind,
+    backing: Backing,
     context: Context,
-    /// What no other allocation of this process has or had, for one that is not imported.
+    /// The driver's unique id of the allocation, unless imported.
     identity: Option<u64>,
-    /// It is one allocation, which can be shared.
+    /// It is one whole allocation, which can be shared.
     whole: bool,
-    /// Mapped by `cuMemMap`: it is shared by descriptor.
+    /// Mapped by `cuMemMap`: shared by file descriptor.
     is_mapped: bool,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Backing {
     Ours(Foreign),
     Imported(DeviceMemory),
 }
 
-/// The contexts of devices that memory was registered on, the first of them first. They are held for good, as the program has them anyway.
+/// The contexts of devices with registered memory, in order of first use. Held for good, as the
+/// program has them anyway.
 static USED: Mutex<Vec<Context>> = Mutex::new(Vec::new());
 
 fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
@@ -64,7 +61,7 @@ fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
     }
     let context = driver.device(ordinal)?.context()?;
     for other in used.iter() {
-        // Where they do not reach each other the driver goes by the host.
+        // Without peer access the driver stages through the host.
         for (one, other) in [(&context, other), (other, &context)] {
             if let Err(error) = one.enable_peer_access(other) {
                 tracing::debug!("{error}");
@@ -75,26 +72,26 @@ fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
     Ok(context)
 }
 
-/// Whether there is CUDA. The driver is looked for now.
+/// Whether CUDA is installed. Loads the driver.
 pub(crate) fn is_possible() -> bool {
     Driver::load().is_ok()
 }
 
-/// What is at an address that the processor does not reach. The driver is looked for now, and not before.
+/// Resolves an address that the CPU cannot access. Loads the driver only now.
 ///
 /// # Errors
-/// When it is nothing that can be used.
-pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
+/// When the memory cannot be used.
+pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
     let driver = Driver::load()?;
     let address = DevicePtr(addr);
     let located = driver.locate(address).or_else(|_| {
-        // A driver may want a context to be current for the question.
+        // The query may need a current context.
         let info = driver.device(0)?.context()?.pointer_info(address)?;
         Ok::<_, Error>(info.map(|info| (info.memory_type, info.device)))
     });
     let ordinal = match located? {
         None => return Err(NoMemory::Unknown),
-        Some((MemoryType::Host, _)) => return Ok(Found::Host),
+        Some((MemoryType::Host, _)) => return Ok(Located::Host),
         Some((MemoryType::Managed, _)) => return Err(NoMemory::Managed),
         Some((MemoryType::Device, ordinal)) => ordinal,
     };
@@ -105,32 +102,32 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Found, NoMemory> {
         offset.checked_add(len as u64).is_some_and(|end| end <= *size as u64)
     });
     let (base, size) = around.unwrap_or((address, len));
-    // SAFETY: whoever registers memory promises that it stays until it is deregistered, and this is kept no longer.
+    // SAFETY: the registration promises that the memory stays until it is deregistered, and this is
+    // kept no longer.
     let memory = unsafe { Foreign::wrap(&context, base, size, Arc::new(()))? };
     let memory = Memory {
-        kind: Kind::Ours(memory),
+        backing: Backing::Ours(memory),
         context,
         identity: Some(info.buffer_id),
         whole: around.is_some(),
         is_mapped: info.is_mapped,
     };
-    Ok(Found::Device(memory, (addr - base.0) as usize))
+    Ok(Located::Device(memory, (addr - base.0) as usize))
 }
 
 impl Memory {
     pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span<'_>, Error> {
         let range = offset..offset.saturating_add(len);
-        match &self.kind {
-            Kind::Ours(memory) => memory.span(range),
-            Kind::Imported(memory) => memory.span(range),
+        match &self.backing {
+            Backing::Ours(memory) => memory.span(range),
+            Backing::Imported(memory) => memory.span(range),
         }
     }
 
-    /// Its bytes.
     pub(crate) fn len(&self) -> usize {
-        match &self.kind {
-            Kind::Ours(memory) => memory.len(),
-            Kind::Imported(memory) => memory.len(),
+        match &self.backing {
+            Backing::Ours(memory) => memory.len(),
+            Backing::Imported(memory) => memory.len(),
         }
     }
 
@@ -139,18 +136,18 @@ impl Memory {
     }
 
     fn address(&self) -> u64 {
-        match &self.kind {
-            Kind::Ours(memory) => memory.device_ptr().0,
-            Kind::Imported(memory) => memory.device_ptr().0,
+        match &self.backing {
+            Backing::Ours(memory) => memory.device_ptr().0,
+            Backing::Imported(memory) => memory.device_ptr().0,
         }
     }
 
-    /// Whether they are the same addresses.
+    /// Whether both start at the same address.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.address() == other.address()
     }
 
-    /// Whether it is the allocation that the other was found in, not one which has its addresses now.
+    /// Whether both are the same allocation, not only the same addresses.
     pub(crate) fn is_same_allocation(&self, other: &Self) -> bool {
         self.identity.is_some() && self.identity == other.identity && self.is(other) && self.len() == other.len()
     }
@@ -160,84 +157,83 @@ impl Memory {
         self.context.device().ordinal()
     }
 
-    /// What another process imports it by.
+    /// The handle by which another process imports it.
     ///
     /// # Errors
-    /// What the driver says; `None` where it is no single allocation.
-    pub(crate) fn share(&self) -> Result<Option<Handle>, Trouble> {
-        match &self.kind {
-            Kind::Ours(memory) if self.whole && self.is_mapped => Ok(Some(Handle::Descriptor(memory.export_fd()?.0))),
-            Kind::Ours(memory) if self.whole => Ok(Some(Handle::Ipc(memory.ipc_handle()?.0.0))),
+    /// Driver errors; `None` where it is no whole allocation.
+    pub(crate) fn share(&self) -> Result<Option<Handle>, DriverError> {
+        match &self.backing {
+            Backing::Ours(memory) if self.whole && self.is_mapped => {
+                Ok(Some(Handle::Descriptor(memory.export_fd()?.0)))
+            }
+            Backing::Ours(memory) if self.whole => Ok(Some(Handle::Ipc(memory.ipc_handle()?.0.0))),
             _ => Ok(None),
         }
     }
 
-    /// Another process's memory of `len` bytes, for copies of a device, by its number, or of the one whose memory was registered first here.
+    /// Imports another process's memory of `len` bytes, for copies on a device by its number, or on
+    /// the first one with registered memory.
     ///
     /// # Errors
-    /// What the driver says; `Ok(None)` where no memory of a GPU was registered here.
-    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, Trouble> {
+    /// Driver errors; `Ok(None)` where no GPU memory was registered here.
+    pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
         let used = USED.lock().clone();
         let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
         let Some(context) = used.iter().find(wanted) else {
             return Ok(None);
         };
-        let (kind, is_mapped) = match handle {
-            Handle::Descriptor(fd) => (Kind::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
+        let (backing, is_mapped) = match handle {
+            Handle::Descriptor(fd) => (Backing::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
             Handle::Ipc(bytes) => {
-                // SAFETY: the other process tells when it gives the memory up, and has it until then: it is registered. Each is opened once for a device.
+                // SAFETY: the other process reports when it withdraws the memory, and has it until
+                // then: it is registered. Each is opened once for a device.
                 let memory = unsafe { Foreign::open(context, &IpcHandle(*bytes))? };
-                (Kind::Ours(memory), false)
+                (Backing::Ours(memory), false)
             }
         };
         let memory = Self {
-            kind,
+            backing,
             context: context.clone(),
             identity: None,
             whole: false,
             is_mapped,
         };
         if memory.len() < len {
-            // It is not what it was said to be: copies check against what it is.
-            tracing::debug!("imported {} bytes of a GPU's memory, not {len}", memory.len());
+            // Copies are checked against the actual length.
+            tracing::debug!("imported {} bytes of GPU memory, not {len}", memory.len());
         }
         Ok(Some(memory))
     }
 
-    /// Copies from it to the host, and waits for that.
+    /// Copies from it to the host, synchronously.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) -> Result<(), DriverError> {
         self.staged(len, |stage, at, part| {
             let source = self.span(offset + at, part)?;
-            copy_at_once(&stage.stream, &mut stage.short, stage.pinned.span(..part)?, source)?;
-            // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by contract, and is none of them.
+            copy_at_once(&stage.stream, &mut stage.small, stage.pinned.span(..part)?, source)?;
+            // SAFETY: the stage has as many bytes, which no work uses now; `to` has them by
+            // contract, and is none of them.
             unsafe { to.add(at).copy_from_nonoverlapping(stage.pinned.as_ptr(), part) };
             Ok(())
         })
     }
 
-    /// Copies from the host to it, and waits for that.
+    /// Copies from the host to it, synchronously.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) -> Result<(), DriverError> {
         self.staged(len, |stage, at, part| {
             // SAFETY: as in `read`, the other way.
             unsafe { stage.pinned.as_ptr().copy_from_nonoverlapping(from.add(at), part) };
             let into = self.span(offset + at, part)?;
-            copy_at_once(&stage.stream, &mut stage.short, into, stage.pinned.span(..part)?)
+            copy_at_once(&stage.stream, &mut stage.small, into, stage.pinned.span(..part)?)
         })
     }
 
-    /// Has `copy` do `len` bytes, part by part, by the device's stage, which nobody else uses meanwhile.
+    /// Copies `len` bytes part by part through the device's stage, under its lock.
     fn staged(
         &self,
         len: usize,
@@ -251,14 +247,15 @@ impl Memory {
     }
 }
 
-/// Copies, and waits for that: a short copy by a block of the device, any other by its copy engines.
-fn copy_at_once(stream: &Stream, short: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
-    if let Some(Block { copies: short, .. }) = short
+/// A synchronous copy: a small one by kernel, any other by copy engine.
+fn copy_at_once(stream: &Stream, small: &mut Option<Block>, into: Span<'_>, from: Span<'_>) -> Result<(), Error> {
+    if let Some(Block { copies: small, .. }) = small
         && SmallCopies::takes(into, from)
-        && short.is_free()?
-        // SAFETY: one is pinned and the other of the same context; the caller keeps both until this returns, and has no slice of them.
-        && let Some(number) = unsafe { short.copy(into, SmallSource::Memory(from))? }
-        && short.wait(number)?
+        && small.is_free()?
+        // SAFETY: one is pinned and the other of the same context; the caller keeps both until this
+        // returns, and has no slice of them.
+        && let Some(number) = unsafe { small.copy(into, SmallSource::Memory(from))? }
+        && small.wait(number)?
     {
         return Ok(());
     }
@@ -266,82 +263,69 @@ fn copy_at_once(stream: &Stream, short: &mut Option<Block>, into: Span<'_>, from
     stream.synchronize()
 }
 
-/// Bytes of a stage.
 const STAGE: usize = 256 << 10;
 
-/// Pinned memory by which copies go that are waited for.
+/// Pinned memory for synchronous copies.
 struct Stage {
     stream: Stream,
     pinned: HostMemory,
-    short: Option<Block>,
+    small: Option<Block>,
 }
 
 impl Stage {
-    /// The one of a device, which is made when it is first asked for.
+    /// The stage of a device, created on first use.
     fn of<'a>(stages: &'a mut Vec<Self>, memory: &Memory) -> Result<&'a mut Self, Error> {
         let context = &memory.context;
-        let place = match stages.iter().position(|stage| stage.stream.context() == context) {
-            Some(place) => place,
+        let index = match stages.iter().position(|stage| stage.stream.context() == context) {
+            Some(index) => index,
             None => {
                 stages.push(Self {
                     stream: Stream::new(context)?,
                     pinned: HostMemory::alloc(context, STAGE)?,
-                    short: make_short(memory).1,
+                    small: start_small_copies(memory).1,
                 });
                 stages.len() - 1
             }
         };
-        Ok(&mut stages[place])
+        Ok(&mut stages[index])
     }
 }
 
 static STAGES: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
 
-/// The stream by which copies of a device go that are waited for.
 fn stream_of(memory: &Memory) -> Result<Stream, Error> {
     Stage::of(&mut STAGES.lock(), memory).map(|stage| stage.stream.clone())
 }
 
-/// Pinned memory of one owner, by which it exchanges bytes with GPUs.
 #[derive(Debug)]
 pub(crate) struct Pinned(HostMemory);
 
 impl Pinned {
-    /// `len` bytes, by a device of this memory, for those of all.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, Trouble> {
+    /// `len` bytes, allocated through the memory's device and usable by all.
+    pub(crate) fn new(memory: &Memory, len: usize) -> Result<Self, DriverError> {
         HostMemory::alloc(&memory.context, len).map(Self)
     }
 
-    /// Where it begins.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.as_ptr()
     }
 
-    /// Copies `len` bytes of a GPU's memory to its beginning, and waits for that.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), Trouble> {
+    /// Copies `len` bytes of GPU memory to its beginning, synchronously.
+    pub(crate) fn fetch(&self, (memory, offset): (&Memory, usize), len: usize) -> Result<(), DriverError> {
         let mut stages = STAGES.lock();
-        let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
-        copy_at_once(stream, short, self.0.span(..len)?, memory.span(offset, len)?)
+        let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
+        copy_at_once(stream, small, self.0.span(..len)?, memory.span(offset, len)?)
     }
 
-    /// Copies pieces of it to GPUs' memory, in their order for each device, and waits for that.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn store(&self, pieces: &[Put]) -> Result<(), Trouble> {
-        if let [Put { memory, start, at, len }] = pieces {
+    /// Copies pieces of it to GPU memory synchronously, in order for each device.
+    pub(crate) fn store(&self, pieces: &[StagedWrite]) -> Result<(), DriverError> {
+        if let [StagedWrite { memory, start, at, len }] = pieces {
             let mut stages = STAGES.lock();
-            let Stage { stream, short, .. } = Stage::of(&mut stages, memory)?;
-            return copy_at_once(stream, short, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
+            let Stage { stream, small, .. } = Stage::of(&mut stages, memory)?;
+            return copy_at_once(stream, small, memory.span(*start, *len)?, self.0.span(*at..at + len)?);
         }
         let mut used: Vec<Stream> = Vec::new();
-        for Put { memory, start, at, len } in pieces {
+        for StagedWrite { memory, start, at, len } in pieces {
             let stream = stream_of(memory)?;
             stream.copy(memory.span(*start, *len)?, self.0.span(*at..at + len)?)?;
             if !used.iter().any(|other| other.context() == stream.context()) {
@@ -352,37 +336,33 @@ impl Pinned {
     }
 }
 
-/// Registered memory of the host, pinned. Clones name the same.
+/// Registered host memory that is pinned. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Pin(HostMemory);
 
 impl Pin {
-    /// Pins `len` bytes from `start` on, by a device of this memory, for those of all.
+    /// Pins `len` bytes from `start` on, through the memory's device and usable by all.
     ///
     /// # Safety
-    /// They stay mapped until this is [released](Self::release), or dropped and no copy uses it any more.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, Trouble> {
+    /// They stay mapped until this is [released](Self::release), or dropped and no copy uses it any
+    /// more.
+    pub(crate) unsafe fn new(memory: &Memory, start: usize, len: usize) -> Result<Self, DriverError> {
         let Some(host) = NonNull::new(ptr::with_exposed_provenance_mut(start)) else {
             return Err(Error::Empty);
         };
-        // SAFETY: mapped by contract; what is registered is reached by raw copies only, as by an adapter's.
+        // SAFETY: mapped by contract; what is registered is accessed by raw copies only, as by an
+        // adapter's.
         unsafe { HostMemory::register_raw(&memory.context, host, len, Arc::new(())) }.map(Self)
     }
 
-    /// The first byte's address.
     pub(crate) fn start(&self) -> usize {
         self.0.as_ptr().addr()
     }
 
-    /// How many bytes.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether they are the same.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.start() == other.start()
     }
@@ -395,61 +375,56 @@ impl Pin {
     }
 }
 
-/// What tells that copies are done.
+/// Identifies the end of a batch of copies.
 #[derive(Debug)]
 pub(crate) enum Mark {
-    /// An event behind them.
     Event(Event),
-    /// The last command for the short ones of a device, by their place.
-    Short(usize, u64),
+    /// The last small copy of a device, by the device's index and the copy's number.
+    Small(usize, u64),
 }
 
 impl Mark {
-    /// Whether it is of the short copies of the device at this place.
-    pub(crate) fn is_short(&self, of: usize) -> bool {
-        matches!(self, Self::Short(place, _) if *place == of)
+    /// Whether it is of the small copies of this device index.
+    pub(crate) fn is_small(&self, of: usize) -> bool {
+        matches!(self, Self::Small(index, _) if *index == of)
     }
 }
 
-/// Begins copies, and tells when they are done: a stream for each device, and a ring of pinned memory.
+/// Starts copies and reports when they are done: a stream for each device, and a ring of pinned
+/// memory.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
-    streams: Vec<Lane>,
-    /// Events to be used again.
+    streams: Vec<CopyStream>,
     spare: Vec<Event>,
     ring: Option<HostMemory>,
-    short: Shorts,
+    small: SmallCopyDevices,
 }
 
 #[derive(Debug)]
-struct Lane {
+struct CopyStream {
     stream: Stream,
-    /// Copies were put into it since the last mark.
     touched: bool,
 }
 
 impl Engine {
     fn stream(&mut self, memory: &Memory) -> Result<&Stream, Error> {
         let context = &memory.context;
-        let place = self.streams.iter().position(|lane| lane.stream.context() == context);
-        let place = match place {
-            Some(place) => place,
+        let index = self.streams.iter().position(|entry| entry.stream.context() == context);
+        let index = match index {
+            Some(index) => index,
             None => {
                 let stream = Stream::new(context)?;
-                self.streams.push(Lane { stream, touched: false });
+                self.streams.push(CopyStream { stream, touched: false });
                 self.streams.len() - 1
             }
         };
-        let lane = &mut self.streams[place];
-        lane.touched = true;
-        Ok(&lane.stream)
+        let entry = &mut self.streams[index];
+        entry.touched = true;
+        Ok(&entry.stream)
     }
 
-    /// The ring of pinned memory, which is made when it is first asked for, by a device of this memory.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, Trouble> {
+    /// The ring of pinned memory, allocated on first use through the memory's device.
+    pub(crate) fn ring(&mut self, memory: &Memory) -> Result<NonNull<u8>, DriverError> {
         let ring = match &mut self.ring {
             Some(ring) => ring,
             none => none.insert(HostMemory::alloc(&memory.context, RING)?),
@@ -457,44 +432,47 @@ impl Engine {
         Ok(NonNull::new(ring.as_ptr()).unwrap_or(NonNull::dangling()))
     }
 
-    /// Where the ring is, when it was made.
+    /// The ring's first byte, if it is allocated.
     pub(crate) fn ring_start(&self) -> Option<*mut u8> {
         self.ring.as_ref().map(HostMemory::as_ptr)
     }
 
-    /// Whether it is known how short copies of some memory's device are done.
-    pub(crate) fn has_short(&self, memory: &Memory) -> bool {
-        self.short.has(memory)
+    /// Whether it is decided how small copies of the memory's device are done.
+    pub(crate) fn has_small_copies(&self, memory: &Memory) -> bool {
+        self.small.has(memory)
     }
 
-    /// Has short copies of a device done as such from now on.
-    pub(crate) fn add_short(&mut self, short: Short) {
-        self.short.add(short);
+    pub(crate) fn add_small_copies(&mut self, small: SmallCopyDevice) {
+        self.small.add(small);
     }
 
-    /// Whether all of some copies are short ones, and not too many.
-    pub(crate) fn are_short(&self, moves: &[Move]) -> bool {
-        self.short.take(moves, self.ring.as_ref())
+    /// Whether all of the copies are small, and not too many.
+    pub(crate) fn are_small(&self, moves: &[CopyOp]) -> bool {
+        self.small.take(moves, self.ring.as_ref())
     }
 
-    /// Begins copies that [are short](Self::are_short). The memory is to be kept until they are done.
+    /// Starts copies that [are small](Self::are_small). The memory is to be kept until they are
+    /// done.
+    pub(crate) fn copy_small(&mut self, moves: &[CopyOp], marks: &mut Vec<Mark>) -> Result<(), DriverError> {
+        self.small.copy(moves, self.ring.as_ref(), marks)
+    }
+
+    /// Cancels small copies whose kernel has not run for long. Returns the device index, if they
+    /// were cancelled: copy engines must do them.
+    pub(crate) fn cancel(&mut self, marks: &[Mark]) -> Option<usize> {
+        self.small.cancel(marks)
+    }
+
+    /// Starts a copy within GPU memory.
     ///
     /// # Errors
-    /// What the driver says.
-    pub(crate) fn copy_short(&mut self, moves: &[Move], marks: &mut Vec<Mark>) -> Result<(), Trouble> {
-        self.short.copy(moves, self.ring.as_ref(), marks)
-    }
-
-    /// Takes short copies back that the device has not begun for long. The place of those, where it could be done: they are to be done the other way.
-    pub(crate) fn take_back(&mut self, marks: &[Mark]) -> Option<usize> {
-        self.short.take_back(marks)
-    }
-
-    /// Begins a copy within GPUs' memory.
-    ///
-    /// # Errors
-    /// What the driver says: also of ranges that are not in the memory.
-    pub(crate) fn copy(&mut self, into: (&Memory, usize), from: (&Memory, usize), len: usize) -> Result<(), Trouble> {
+    /// Driver errors, also for ranges outside the memory.
+    pub(crate) fn copy(
+        &mut self,
+        into: (&Memory, usize),
+        from: (&Memory, usize),
+        len: usize,
+    ) -> Result<(), DriverError> {
         if into.0.is(from.0) && into.1 == from.1 {
             return Ok(());
         }
@@ -507,32 +485,23 @@ impl Engine {
         }
     }
 
-    /// Begins a copy from the ring.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
-    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+    /// Starts a copy from the ring.
+    pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
-    /// Begins a copy into the ring.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
-    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), Trouble> {
+    /// Starts a copy into the ring.
+    pub(crate) fn copy_down(&mut self, from: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         self.by_ring(from, at, len, |stream, device, ring| stream.copy(ring, device))
     }
 
-    /// Begins a copy to pinned memory of the host.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
+    /// Starts a copy to pinned host memory.
     pub(crate) fn copy_out(
         &mut self,
         from: (&Memory, usize),
         (pin, at): (&Pin, usize),
         len: usize,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), DriverError> {
         let (to, source) = (pin.0.span(at..at.saturating_add(len))?, from.0.span(from.1, len)?);
         self.stream(from.0)?.copy(to, source)
     }
@@ -550,37 +519,33 @@ impl Engine {
         copy(self.stream(memory)?, device, ring.span(at..at.saturating_add(len))?)
     }
 
-    /// Events behind all that was begun since the last time.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), Trouble> {
-        for lane in self.streams.iter_mut().filter(|lane| lane.touched) {
-            lane.touched = false;
-            let context = lane.stream.context();
+    /// Records events behind all copies since the last call.
+    pub(crate) fn mark(&mut self, marks: &mut Vec<Mark>) -> Result<(), DriverError> {
+        for entry in self.streams.iter_mut().filter(|entry| entry.touched) {
+            entry.touched = false;
+            let context = entry.stream.context();
             let spare = self.spare.iter().position(|event| event.context() == context);
             let event = match spare {
-                Some(place) => self.spare.swap_remove(place),
+                Some(index) => self.spare.swap_remove(index),
                 None => Event::new(context)?,
             };
-            lane.stream.record(&event)?;
+            entry.stream.record(&event)?;
             marks.push(Mark::Event(event));
         }
         Ok(())
     }
 
-    /// Whether what is before a mark is done.
+    /// Whether the copies before a mark are done.
     ///
     /// # Errors
-    /// What the driver says: what is before it has failed, or it cannot be known.
-    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, Trouble> {
+    /// Driver errors: the copies failed, or their state is unknown.
+    pub(crate) fn is_done(&mut self, mark: &Mark) -> Result<bool, DriverError> {
         match mark {
             Mark::Event(event) => event.is_done(),
-            Mark::Short(place, number) => self.short.is_done(*place, *number),
+            Mark::Small(index, number) => self.small.is_done(*index, *number),
         }
     }
 
-    /// Gives a mark back that is done.
     pub(crate) fn recycle(&mut self, mark: Mark) {
         if let Mark::Event(event) = mark {
             self.spare.push(event);

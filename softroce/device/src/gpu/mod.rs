@@ -1,23 +1,27 @@
-//! Memory of GPUs: registered as the host's is, and moved by the GPUs' copy engines.
+//! GPU memory: registered like host memory, and moved by the GPUs' copy engines.
 //!
-//! A region of such memory is a [`Range`]: the rules are those of any region, and only the code that moves bytes differs. Four ways there are:
-//! - **Beside the engine** ([`Copies`]): what a packet of a lane refers to, or what it is to go to, is a GPU's. The receiver begins a copy, and the engine goes on as if it were done; what it then
-//!   says, completions and answers, is kept back ([`gate`]) until the copy really is. So copies follow one another without a pause, and those that continue each other are one.
-//! - **For many packets at once** ([`Ahead`]): what goes over UDP. The caller waits, once for a batch of packets.
-//! - **At once** ([`Range::read`], [`Range::write`]): what goes to a process that has not imported the memory, and the few bytes of atomics' results. The caller waits.
-//! - **Not at all**: atomics on such memory are refused.
+//! A region of it is a [`Range`]: the rules are those of any region, and only the copies differ:
+//! - **Asynchronous** ([`Copies`]): for packets of a shm link. The receiver starts a copy, and the
+//!   engine continues as if it were done; completions and responses are [deferred] until
+//!   it is. So copies follow each other without a pause, and adjacent ones are merged.
+//! - **Batched** ([`UdpStaging`]): for UDP. The caller waits, once for a batch of packets.
+//! - **Synchronous** ([`Range::read`], [`Range::write`]): for a process that has not imported the
+//!   memory, and for results of atomics.
+//! - Atomics on GPU memory are refused.
 //!
-//! **Between processes** an allocation is told of as a [segment](crate::local::segment) is, over the connection of the two: by its descriptor, or by the bytes that `cuIpcOpenMemHandle` takes, in a file.
-//! Only a process that has registered memory of a GPU is told: nobody else starts CUDA for it.
+//! **Between processes** an allocation is shared like a [segment], over
+//! the connection of the two: by its descriptor, or by the `cuIpcOpenMemHandle` handle in a file.
+//! Only a process that has registered GPU memory gets it: no other loads CUDA for it.
 //!
-//! [`cuda`](self) is all there is of CUDA; the rest of the crate knows that there is memory which the processor does not reach.
+//! [`cuda`](self) wraps CUDA; the rest of the crate only knows of memory that the CPU cannot
+//! access.
 
-mod ahead;
 #[cfg(feature = "cuda")]
 mod claim;
 mod copies;
-pub(crate) mod gate;
+pub(crate) mod deferred;
 mod pins;
+mod udp_staging;
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -25,7 +29,7 @@ mod cuda;
 #[path = "none.rs"]
 mod cuda;
 #[cfg(feature = "cuda")]
-mod short;
+mod small;
 
 use std::fs::File;
 use std::io;
@@ -36,32 +40,33 @@ use std::sync::{Arc, Weak};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use parking_lot::Mutex;
 
-use crate::local::segment::{self, SegmentId};
+use crate::shm_ring::segment::{self, SegmentId};
 
-pub(crate) use ahead::Ahead;
-pub(crate) use copies::{Asked, Copies, Landing, Owner, Target};
+pub(crate) use copies::{Copies, CopyOwner, CopyRequest, StagedCopy, Target};
 use cuda::NoMemory;
 pub(crate) use cuda::{Memory, is_possible};
 #[cfg(not(feature = "cuda"))]
-pub(crate) use cuda::{Short, make_short};
+pub(crate) use cuda::{SmallCopyDevice, start_small_copies};
 pub(crate) use pins::Bounds;
 #[cfg(feature = "cuda")]
-pub(crate) use short::{Short, make_short};
+pub(crate) use small::{SmallCopyDevice, start_small_copies};
+pub(crate) use udp_staging::UdpStaging;
 
-/// Bytes of the ring of pinned memory by which host and GPU exchange payloads.
+/// Bytes of the pinned ring through which payloads go between host and GPU.
 const RING: usize = 16 << 20;
 
-/// What another process imports an allocation by.
+/// The handle by which another process imports an allocation.
 #[derive(Debug)]
 pub(crate) enum Handle {
-    /// A descriptor of mapped memory.
+    /// The descriptor of memory mapped by `cuMemMap`.
     Descriptor(OwnedFd),
-    /// What `cuIpcOpenMemHandle` takes.
+    /// For `cuIpcOpenMemHandle`.
     Ipc([u8; 64]),
 }
 
 impl Handle {
-    /// As a descriptor that can be sent. Whether it is the memory's own, or of a file with the bytes.
+    /// Converts it to a descriptor that can be sent. Whether that is the memory's own, or a file
+    /// with the handle.
     fn into_descriptor(self) -> io::Result<(OwnedFd, bool)> {
         match self {
             Self::Descriptor(fd) => Ok((fd, true)),
@@ -73,7 +78,7 @@ impl Handle {
         }
     }
 
-    /// Of a descriptor that another process sent.
+    /// From a descriptor that another process sent.
     pub(crate) fn from_descriptor(fd: OwnedFd, own: bool) -> io::Result<Self> {
         if own {
             return Ok(Self::Descriptor(fd));
@@ -84,13 +89,14 @@ impl Handle {
     }
 }
 
-/// An allocation of this process in which memory is registered.
+/// An allocation of this process with registered memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
-    /// Its number among the segments. Never used again.
+    /// Its number among the segments. Never reused.
     id: SegmentId,
     memory: Memory,
-    /// What it is shared by, and whether that is its own descriptor; `None` where it cannot be shared.
+    /// The descriptor to share it by, and whether that is its own; `None` where it cannot be
+    /// shared.
     shared: Option<(OwnedFd, bool)>,
 }
 
@@ -103,7 +109,7 @@ impl Allocation {
         &self.memory
     }
 
-    /// Copies out, and waits for that.
+    /// Copies out, synchronously.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes.
@@ -112,7 +118,7 @@ impl Allocation {
         unsafe { self.memory.read(offset, to, len) }.map_err(|error| failed(&error))
     }
 
-    /// Its bytes, and what another process is to be sent for it; `None` where it cannot be shared.
+    /// Its length, and the descriptor to share it by; `None` where it cannot be shared.
     pub(crate) fn shared(&self) -> Option<(usize, BorrowedFd<'_>, bool)> {
         self.shared
             .as_ref()
@@ -120,39 +126,34 @@ impl Allocation {
     }
 }
 
-/// What a range that the processor does not reach is.
+/// A range that the CPU cannot access, as CUDA resolves it.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is found then"))]
-pub(crate) enum Found {
-    /// Memory of the host, which CUDA has pinned or mapped.
+pub(crate) enum Located {
+    /// Host memory that CUDA has pinned or mapped.
     Host,
-    /// Memory of a GPU, and where in it the range begins.
     Device(Memory, usize),
 }
 
-/// The allocations that somebody has registered memory in.
-static KNOWN: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
+static ALLOCATIONS: Mutex<Vec<Weak<Allocation>>> = Mutex::new(Vec::new());
 
-/// Memory of a GPU from some place of an allocation on.
+/// GPU memory from an offset of an allocation on.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     pub(crate) allocation: Arc<Allocation>,
-    /// Where it begins in the allocation.
     pub(crate) offset: usize,
 }
 
-/// What memory is that the processor does not reach.
+/// The kind of memory of a range that the CPU cannot access.
 #[derive(Debug)]
-pub(crate) enum Place {
-    /// The host's nevertheless.
+pub(crate) enum MemoryKind {
     Host,
-    /// A GPU's.
     Device(Range),
 }
 
-/// Looks up memory that the processor does not reach; `None`, with the reason traced, where it is nobody's.
-pub(crate) fn find(addr: u64, len: usize) -> Option<Place> {
-    match look_up(addr, len) {
+/// Resolves a range that the CPU cannot access; failures are traced.
+pub(crate) fn find(addr: u64, len: usize) -> Option<MemoryKind> {
+    match resolve(addr, len) {
         Ok(place) => Some(place),
         Err(reason) => {
             tracing::debug!("{len} bytes at {addr:#x} cannot be registered: {reason}");
@@ -161,19 +162,19 @@ pub(crate) fn find(addr: u64, len: usize) -> Option<Place> {
     }
 }
 
-fn look_up(addr: u64, len: usize) -> Result<Place, NoMemory> {
+fn resolve(addr: u64, len: usize) -> Result<MemoryKind, NoMemory> {
     match cuda::find(addr, len)? {
-        Found::Host => Ok(Place::Host),
-        Found::Device(memory, offset) => Ok(Place::Device(Range {
-            allocation: known(memory),
+        Located::Host => Ok(MemoryKind::Host),
+        Located::Device(memory, offset) => Ok(MemoryKind::Device(Range {
+            allocation: shared_entry(memory),
             offset,
         })),
     }
 }
 
-/// The allocation that this memory is.
-fn known(memory: Memory) -> Arc<Allocation> {
-    let mut known = KNOWN.lock();
+/// The shared entry of an allocation.
+fn shared_entry(memory: Memory) -> Arc<Allocation> {
+    let mut known = ALLOCATIONS.lock();
     known.retain(|allocation| allocation.strong_count() != 0);
     let found = known
         .iter()
@@ -183,7 +184,7 @@ fn known(memory: Memory) -> Arc<Allocation> {
         return allocation;
     }
     let handle = memory.share().unwrap_or_else(|error| {
-        tracing::debug!("memory of a GPU is not shared with other processes: {error}");
+        tracing::debug!("GPU memory is not shared with other processes: {error}");
         None
     });
     let shared = handle.and_then(|handle| handle.into_descriptor().ok());
@@ -196,19 +197,19 @@ fn known(memory: Memory) -> Arc<Allocation> {
     allocation
 }
 
-/// An allocation of this process by its number: a peer in the same process has told of it.
-pub(crate) fn own(id: SegmentId) -> Option<Memory> {
-    let known = KNOWN.lock();
+/// A local allocation by its number, when the peer is in the same process.
+pub(crate) fn local_allocation(id: SegmentId) -> Option<Memory> {
+    let known = ALLOCATIONS.lock();
     let found = known.iter().filter_map(Weak::upgrade).find(|found| found.id == id);
     found.map(|allocation| allocation.memory.clone())
 }
 
-/// It could not be done; why is traced.
+/// A copy failed; the reason was traced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Failed;
 
 impl Range {
-    /// Copies out, and waits for that.
+    /// Copies out, synchronously.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes.
@@ -217,7 +218,7 @@ impl Range {
         unsafe { self.allocation.read(self.offset + offset, to, len) }
     }
 
-    /// Copies in, and waits for that.
+    /// Copies in, synchronously.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.
@@ -228,8 +229,7 @@ impl Range {
     }
 }
 
-/// Says why copies failed.
-fn failed(error: &cuda::Trouble) -> Failed {
-    tracing::error!("a copy of a GPU's memory failed: {error}");
+fn failed(error: &cuda::DriverError) -> Failed {
+    tracing::error!("a copy of GPU memory failed: {error}");
     Failed
 }

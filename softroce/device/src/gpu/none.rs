@@ -1,34 +1,30 @@
-//! In place of `cuda.rs` where the crate is built without CUDA: no memory is ever found, so that nothing here is called with any.
+//! In place of `cuda.rs` in builds without CUDA: no memory is ever resolved, so that nothing here
+//! is called with any.
 
 use std::convert::Infallible;
 use std::ptr::NonNull;
 
-use super::ahead::Put;
-use super::copies::Move;
-use super::{Found, Handle};
+use super::copies::CopyOp;
+use super::udp_staging::StagedWrite;
+use super::{Handle, Located};
 
-/// Why a range cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("this device was built without CUDA")]
 pub(crate) struct NoMemory;
 
-/// Why copies do not go on.
-pub(crate) type Trouble = Infallible;
+pub(crate) type DriverError = Infallible;
 
-/// Memory of a GPU, of which there is none.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory;
 
-/// See [`Engine`].
 #[derive(Debug)]
 pub(crate) struct Mark;
 
-/// Pinned memory, for which there is no use.
 #[derive(Debug)]
 pub(crate) struct Pinned;
 
 impl Pinned {
-    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, Trouble> {
+    pub(crate) fn new(_: &Memory, _: usize) -> Result<Self, DriverError> {
         Ok(Self)
     }
 
@@ -36,23 +32,22 @@ impl Pinned {
         NonNull::dangling().as_ptr()
     }
 
-    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+    pub(crate) fn fetch(&self, _: (&Memory, usize), _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn store(&self, _: &[Put]) -> Result<(), Trouble> {
+    pub(crate) fn store(&self, _: &[StagedWrite]) -> Result<(), DriverError> {
         Ok(())
     }
 }
 
-/// Registered memory of the host, which nobody pins.
 #[derive(Clone, Debug)]
 pub(crate) struct Pin;
 
 impl Pin {
     /// # Safety
     /// Nothing is done.
-    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, Trouble> {
+    pub(crate) unsafe fn new(_: &Memory, _: usize, _: usize) -> Result<Self, DriverError> {
         Ok(Self)
     }
 
@@ -72,19 +67,17 @@ impl Pin {
 }
 
 impl Mark {
-    pub(crate) fn is_short(&self, _: usize) -> bool {
+    pub(crate) fn is_small(&self, _: usize) -> bool {
         false
     }
 }
 
-/// What does short copies.
-pub(crate) struct Short;
+pub(crate) struct SmallCopyDevice;
 
-pub(crate) fn make_short(_: &Memory) -> Short {
-    Short
+pub(crate) fn start_small_copies(_: &Memory) -> SmallCopyDevice {
+    SmallCopyDevice
 }
 
-/// Begins copies: there are none.
 #[derive(Debug, Default)]
 pub(crate) struct Engine;
 
@@ -92,7 +85,7 @@ pub(crate) fn is_possible() -> bool {
     false
 }
 
-pub(crate) fn find(_: u64, _: usize) -> Result<Found, NoMemory> {
+pub(crate) fn find(_: u64, _: usize) -> Result<Located, NoMemory> {
     Err(NoMemory)
 }
 
@@ -113,29 +106,29 @@ impl Memory {
         0
     }
 
-    pub(crate) fn share(&self) -> Result<Option<Handle>, Trouble> {
+    pub(crate) fn share(&self) -> Result<Option<Handle>, DriverError> {
         Ok(None)
     }
 
-    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, Trouble> {
+    pub(crate) fn import(_: &Handle, _: usize, _: Option<usize>) -> Result<Option<Self>, DriverError> {
         Ok(None)
     }
 
     /// # Safety
     /// Nothing is read.
-    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
     /// # Safety
     /// Nothing is written.
-    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), Trouble> {
+    pub(crate) unsafe fn write(&self, _: usize, _: *const u8, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 }
 
 impl Engine {
-    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, Trouble> {
+    pub(crate) fn ring(&mut self, _: &Memory) -> Result<NonNull<u8>, DriverError> {
         Ok(NonNull::dangling())
     }
 
@@ -143,45 +136,45 @@ impl Engine {
         None
     }
 
-    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy(&mut self, _: (&Memory, usize), _: (&Memory, usize), _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_up(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_down(&mut self, _: (&Memory, usize), _: usize, _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), Trouble> {
+    pub(crate) fn copy_out(&mut self, _: (&Memory, usize), _: (&Pin, usize), _: usize) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), Trouble> {
+    pub(crate) fn mark(&mut self, _: &mut Vec<Mark>) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn has_short(&self, _: &Memory) -> bool {
+    pub(crate) fn has_small_copies(&self, _: &Memory) -> bool {
         true
     }
 
-    pub(crate) fn add_short(&mut self, _: Short) {}
+    pub(crate) fn add_small_copies(&mut self, _: SmallCopyDevice) {}
 
-    pub(crate) fn are_short(&self, _: &[Move]) -> bool {
+    pub(crate) fn are_small(&self, _: &[CopyOp]) -> bool {
         false
     }
 
-    pub(crate) fn copy_short(&mut self, _: &[Move], _: &mut Vec<Mark>) -> Result<(), Trouble> {
+    pub(crate) fn copy_small(&mut self, _: &[CopyOp], _: &mut Vec<Mark>) -> Result<(), DriverError> {
         Ok(())
     }
 
-    pub(crate) fn take_back(&mut self, _: &[Mark]) -> Option<usize> {
+    pub(crate) fn cancel(&mut self, _: &[Mark]) -> Option<usize> {
         None
     }
 
-    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, Trouble> {
+    pub(crate) fn is_done(&mut self, _: &Mark) -> Result<bool, DriverError> {
         Ok(true)
     }
 

@@ -1,10 +1,13 @@
-//! Memory of the host that GPUs' copies go to by themselves: pinned when it is worth it, piece by piece.
+//! Pinned host memory as a direct destination of GPU copies, pinned piece by piece where it pays.
 //!
-//! Only what is pinned can be copied to without the processor, and to pin costs as much as to copy twice. So a piece of a region is pinned when as much has been copied to it by the processor as it has bytes: whoever
-//! uses it once pays twice at most, and whoever uses it again has it at the bus's speed. It is given back when the region is deregistered, until which its owner has promised that it stays mapped. What cannot be pinned, as the
-//! program has pinned it itself or there is a limit, goes by the processor as before.
+//! Pinning costs as much as two copies by the CPU. So a piece of a region is pinned once as much
+//! was copied to it by the CPU as it has bytes: memory that is used once costs at most twice as
+//! much, and memory that is used again has the bus's bandwidth. Pieces are unpinned when the region
+//! is deregistered, until which it stays mapped by contract. What cannot be pinned (limits, or
+//! memory that the program has pinned itself) is copied by the CPU.
 //!
-//! A thread of its own pins, one piece at a time: that takes milliseconds, and a driver may wait meanwhile for work of the device which itself waits for a message.
+//! A thread pins one piece at a time: pinning takes milliseconds, and the driver may wait meanwhile
+//! for work of the device that itself waits for a message.
 
 use std::collections::HashMap;
 use std::mem;
@@ -13,48 +16,44 @@ use std::thread::{self, JoinHandle};
 use super::Memory;
 use super::cuda::Pin;
 
-/// Pieces begin at multiples of it. To pin one takes 1.6 ms.
+/// Size and alignment of pieces. Pinning one takes 1.6 ms.
 const PIECE: usize = 16 << 20;
-/// Shorter copies go by the ring.
-const SHORTEST: usize = 64 << 10;
-/// What is pinned are whole pages.
+/// Shorter copies go through the ring.
+const MIN_COPY: usize = 64 << 10;
 const PAGE: usize = 4096;
 
-/// Registered memory: its first byte's address, and how many there are.
+/// Registered memory: the address of the first byte, and the length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-/// What is pinned, by the key of its region and the address of the piece.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     pieces: HashMap<u32, HashMap<usize, Piece>>,
-    /// The one that is being pinned.
-    asked: Option<(u32, usize)>,
+    pinning: Option<(u32, usize)>,
 }
 
 #[derive(Debug)]
 enum Piece {
-    /// So many bytes were copied to it.
+    /// So many bytes were copied to it by the CPU.
     Used(usize),
-    /// It is being pinned.
-    Asked(JoinHandle<Option<Pin>>),
+    Pinning(JoinHandle<Option<Pin>>),
     Pinned(Pin),
     Refused,
 }
 
-/// What is pinned of a region that goes, or will be.
+/// The pins of a region that is deregistered.
 #[derive(Debug)]
-pub(crate) struct Taken(Vec<Piece>);
+pub(crate) struct ReleasedPins(Vec<Piece>);
 
-impl Taken {
-    /// Unpins it all, after the copies that use it. What is being pinned is waited for.
+impl ReleasedPins {
+    /// Unpins it all, after the copies that use it. Waits for a piece that is being pinned.
     pub(crate) fn release(self) {
         for piece in self.0 {
             match piece {
-                Piece::Asked(thread) => thread.join().ok().flatten().into_iter().for_each(Pin::release),
+                Piece::Pinning(thread) => thread.join().ok().flatten().into_iter().for_each(Pin::release),
                 Piece::Pinned(pin) => pin.release(),
                 Piece::Used(_) | Piece::Refused => {}
             }
@@ -62,15 +61,16 @@ impl Taken {
     }
 }
 
-/// Has a range of registered memory pinned by a thread.
+/// Starts a thread that pins a range of registered memory.
 fn pin(device: &Memory, first: usize, size: usize) -> Piece {
     let device = device.clone();
     let work = move || {
-        // SAFETY: registered memory stays mapped until it is deregistered, which waits until this is given back (`Taken::release`).
+        // SAFETY: registered memory stays mapped until it is deregistered, which waits until this
+        // is released (`ReleasedPins::release`).
         let pinned = unsafe { Pin::new(&device, first, size) };
         let failed = |error: &_| {
             tracing::debug!(
-                "{size} bytes of registered memory cannot be pinned, and copies to them go by the processor: {error}"
+                "{size} bytes of registered memory cannot be pinned, and are copied to by the CPU: {error}"
             );
         };
         pinned.inspect_err(failed).ok()
@@ -79,7 +79,7 @@ fn pin(device: &Memory, first: usize, size: usize) -> Piece {
     thread::Builder::new()
         .name(name)
         .spawn(work)
-        .map_or(Piece::Refused, Piece::Asked)
+        .map_or(Piece::Refused, Piece::Pinning)
 }
 
 /// The whole pages of a region in the piece at `piece`.
@@ -91,7 +91,8 @@ fn pages(piece: usize, bounds: Bounds) -> Option<(usize, usize)> {
 }
 
 impl Pins {
-    /// Where in what pinned memory `len` bytes at `to` lie, in the region of a key; `None` where a copy to them goes by the ring.
+    /// The pin of `len` bytes at `to`, in the region of a key, and their offset in it; `None` where
+    /// a copy to them goes through the ring.
     pub(super) fn find(
         &mut self,
         device: &Memory,
@@ -100,21 +101,21 @@ impl Pins {
         len: usize,
         bounds: Bounds,
     ) -> Option<(Pin, usize)> {
-        let place = to / PIECE * PIECE;
-        if len < SHORTEST || to + len > place + PIECE {
+        let start = to / PIECE * PIECE;
+        if len < MIN_COPY || to + len > start + PIECE {
             return None;
         }
-        self.look();
+        self.poll_pinning();
         let pieces = self.pieces.entry(key).or_default();
-        let piece = pieces.entry(place).or_insert(Piece::Used(0));
+        let piece = pieces.entry(start).or_insert(Piece::Used(0));
         match piece {
             Piece::Used(bytes) => {
                 *bytes += len;
-                match pages(place, bounds) {
+                match pages(start, bounds) {
                     None => *piece = Piece::Refused,
-                    Some((first, size)) if *bytes >= size && self.asked.is_none() => {
+                    Some((first, size)) if *bytes >= size && self.pinning.is_none() => {
                         *piece = pin(device, first, size);
-                        self.asked = Some((key, place));
+                        self.pinning = Some((key, start));
                     }
                     Some(_) => {}
                 }
@@ -124,18 +125,17 @@ impl Pins {
                 let at = to.checked_sub(pin.start())?;
                 (at + len <= pin.len()).then(|| (pin.clone(), at))
             }
-            Piece::Asked(_) | Piece::Refused => None,
+            Piece::Pinning(_) | Piece::Refused => None,
         }
     }
 
-    /// Looks whether what is being pinned is so by now.
-    fn look(&mut self) {
-        let Some((key, place)) = self.asked else { return };
-        let piece = self.pieces.get_mut(&key).and_then(|pieces| pieces.get_mut(&place));
-        let Some(piece @ Piece::Asked(_)) = piece else { return };
+    fn poll_pinning(&mut self) {
+        let Some((key, start)) = self.pinning else { return };
+        let piece = self.pieces.get_mut(&key).and_then(|pieces| pieces.get_mut(&start));
+        let Some(piece @ Piece::Pinning(_)) = piece else { return };
         match mem::replace(piece, Piece::Refused) {
-            Piece::Asked(thread) if thread.is_finished() => {
-                self.asked = None;
+            Piece::Pinning(thread) if thread.is_finished() => {
+                self.pinning = None;
                 if let Ok(Some(pin)) = thread.join() {
                     *piece = Piece::Pinned(pin);
                 }
@@ -144,10 +144,10 @@ impl Pins {
         }
     }
 
-    /// What is pinned of a region, or will be, to be given back.
-    pub(super) fn take(&mut self, key: u32) -> Taken {
-        self.asked.take_if(|(of, _)| *of == key);
-        Taken(self.pieces.remove(&key).unwrap_or_default().into_values().collect())
+    /// Removes the pins of a region, to be released.
+    pub(super) fn remove_region(&mut self, key: u32) -> ReleasedPins {
+        self.pinning.take_if(|(of, _)| *of == key);
+        ReleasedPins(self.pieces.remove(&key).unwrap_or_default().into_values().collect())
     }
 }
 

@@ -1,10 +1,12 @@
-//! What a child of fork(2) must not keep: the descriptors that say who is alive.
+//! Descriptors that a child of fork(2) must not keep, as they show that a process lives.
 //!
-//! A name or a port is free when the last descriptor of its socket is closed, and a connection hangs up then. A child that was forked and does not exec
-//! has copies of all of them, so a handler of pthread_atfork(3) puts an eventfd in their place: the numbers stay taken, so that what the child still does with a
-//! device that it cannot use meets a descriptor of ours and no other's.
+//! A name or a port is free when the last descriptor of its socket is closed, and a connection
+//! hangs up then. A forked child that does not exec has copies of all of them, so a
+//! pthread_atfork(3) handler replaces them with an eventfd: the numbers stay taken, so that later
+//! use of the device in the child finds a descriptor of ours and no other's.
 //!
-//! A descriptor is marked right after it was made. A thread that forks in between leaves its child a copy, until that execs or ends.
+//! A descriptor is marked right after its creation. A thread that forks in between leaves its child
+//! a copy, until that execs or ends.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -13,18 +15,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const WORD: usize = u64::BITS as usize;
 
-/// Descriptors by number, one bit each. The kernel gives out the lowest number that is free: beyond these, a process has 65536 others open.
+/// Marked descriptors by number, one bit each. The kernel gives out the lowest free number: higher
+/// ones need 65536 other open descriptors.
 static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// How many forks this process descends from, since it or its ancestor began to count.
+/// How many forks this process descends from, since it or an ancestor began to count.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Which process this is, among its own forks: equal to an earlier value only where no fork lies in between.
-pub(crate) fn line() -> u32 {
+/// Identifies this process among its forks: equal to an earlier value only without a fork in
+/// between.
+pub(crate) fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// The mark of a descriptor that children do not keep, for as long as this lives.
+/// Marks a descriptor that children do not keep, while this lives.
 #[derive(Debug)]
 struct Mark(RawFd);
 
@@ -32,8 +36,9 @@ impl Mark {
     fn new(fd: BorrowedFd<'_>) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
-            // SAFETY: `in_child` is a function of the right type that lives as long as this object is loaded: glibc drops the handler with the object. It can only fail
-            // for want of memory; children then keep what they have.
+            // SAFETY: `in_child` is a function of the right type that lives as long as this object
+            // is loaded: glibc drops the handler with the object. It can only fail for want of
+            // memory; children then keep the descriptors.
             let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });
         let fd = fd.as_raw_fd();
@@ -57,7 +62,8 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((MARKED.get(fd / WORD)?, 1 << (fd % WORD)))
 }
 
-/// Runs in the child of a fork, in its only thread. The parent may have had threads in the middle of anything, so nothing here takes a lock or allocates: system calls and atomics alone.
+/// Runs in the only thread of a forked child. The parent's threads may have been anywhere, so
+/// nothing here locks or allocates: only system calls and atomics.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     // SAFETY: eventfd(2) has no preconditions.
@@ -67,8 +73,10 @@ extern "C" fn in_child() {
         while bits != 0 {
             let fd = (index * WORD) as RawFd + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
-            // SAFETY: `fd` is a descriptor of ours, by its mark. Its owners in this process go on owning the number, which stands for an eventfd from here on; where there is none it is
-            // closed, and they get EBADF. dup3(2) and close(2) have no other preconditions.
+            // SAFETY: `fd` is a descriptor of ours, by its mark. Its owners in this process
+            // continue to own the number, which stands for an eventfd from here on; without an
+            // eventfd it is closed, and they get EBADF. dup3(2) and close(2) have no other
+            // preconditions.
             unsafe {
                 if dummy < 0 || libc::dup3(dummy, fd, libc::O_CLOEXEC) < 0 {
                     libc::close(fd);
@@ -77,27 +85,27 @@ extern "C" fn in_child() {
         }
     }
     if dummy >= 0 {
-        // SAFETY: it was opened here, and nobody else knows it.
+        // SAFETY: it was opened here, and has no other user.
         unsafe { libc::close(dummy) };
     }
 }
 
-/// What owns a descriptor that children do not keep.
+/// An owner of a descriptor that fork(2) children do not keep.
 #[derive(Debug)]
-pub struct Unforked<T> {
+pub struct CloseOnFork<T> {
     // First, as the mark must go before the number may be another's.
     _mark: Mark,
     inner: T,
 }
 
-impl<T: AsFd> From<T> for Unforked<T> {
+impl<T: AsFd> From<T> for CloseOnFork<T> {
     fn from(inner: T) -> Self {
         let _mark = Mark::new(inner.as_fd());
         Self { _mark, inner }
     }
 }
 
-impl<T> Deref for Unforked<T> {
+impl<T> Deref for CloseOnFork<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -105,7 +113,7 @@ impl<T> Deref for Unforked<T> {
     }
 }
 
-impl<T: AsFd> AsFd for Unforked<T> {
+impl<T: AsFd> AsFd for CloseOnFork<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }

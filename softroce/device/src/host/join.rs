@@ -1,7 +1,9 @@
-//! Joining a group, or founding it.
+//! Joining a process group, or founding it.
 //!
-//! Who joins needs the registry from a member, whose progress thread has to run for that: tens of milliseconds where many want the processor. So it is asked for before the door, where nobody has to wait for
-//! it, and what is left to do inside takes a tenth of a millisecond. Only when the member is gone by then, or nobody answered, is it asked for inside; and only there a group is founded.
+//! A joining process gets the registry from a member, whose progress thread must be scheduled for
+//! that: tens of milliseconds on an oversubscribed machine. So it queries for it before it takes
+//! the join lock; what is left under the lock takes a tenth of a millisecond. Only if that member
+//! is gone by then, or none replied, it queries under the lock; and only there a group is founded.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,25 +14,26 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
 
-use super::door::{Door, Shut};
-use super::fork::{self, Unforked};
-use super::names::Names;
-use super::peers::{self, Peers, Record};
+use super::fork::{self, CloseOnFork};
+use super::named_lock::{LockError, NamedLock};
+use super::names::GroupNames;
+use super::peers::{self, ControlRecord, Peers};
 use super::registry::{Registry, SLOTS};
 use super::{Flags, Host, socket};
 use crate::sync::Mutex;
 
-/// The longest that joining waits for any one process at the door, and then for an answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+/// The longest that joining waits for any one holder of the lock, and then for a reply.
+pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long, and how many of the lowest slots, members are asked before the door: mostly one of them is there, and answers.
-const BEFORE: Duration = Duration::from_millis(200);
-const LOWEST: u16 = 16;
+/// How long, and how many of the lowest slots, are queried before the lock: mostly one member is
+/// there.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
+const QUERY_SLOTS: u16 = 16;
 
-/// How long one member has to answer before another is asked as well.
-const HEAD_START: Duration = Duration::from_millis(20);
+/// How long one member has to reply before the next is queried as well.
+const QUERY_STAGGER: Duration = Duration::from_millis(20);
 
-/// Why a process cannot be a member of a group.
+/// Why a process cannot join a group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// Processes of another user have the address.
@@ -43,43 +46,42 @@ pub enum JoinError {
         /// That user.
         uid: u32,
     },
-    /// The processes on the address do not answer, or one of them holds up all that want to join.
+    /// The members do not reply, or one of them holds the join lock.
     #[error(
-        "{address} is in use by soft devices of processes that do not answer ({who}): have them go on, or end them, or choose another address"
+        "{address} is in use by soft devices of processes that do not answer ({process}): resume or end them, or choose another address"
     )]
-    Silent {
+    Unresponsive {
         /// The address.
         address: SocketAddr,
-        /// What is known of them.
-        who: String,
+        /// The process, if known.
+        process: String,
     },
-    /// As many processes as can be are on it.
+    /// The group has the most members that it can.
     #[error("{address} has soft devices of {SLOTS} processes already: no more can share it")]
     Full {
         /// The address.
         address: SocketAddr,
     },
-    /// The UDP port cannot be had.
+    /// The UDP port cannot be bound.
     #[error("{address} cannot be bound")]
     Port {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The process cannot have what members need: sockets, a memfd.
-    #[error("cannot meet the other processes on {address}: {source}")]
+    /// The process cannot create sockets or a memfd.
+    #[error("cannot join the other processes on {address}: {source}")]
     Io {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl JoinError {
-    /// Whether it may do better at another address.
     pub(crate) fn is_of_address(&self) -> bool {
         !matches!(self, Self::Io { .. })
     }
@@ -89,27 +91,29 @@ pub(super) fn join(
     address: SocketAddr,
     flags: Flags,
     patience: Duration,
-) -> Result<(Host, Unforked<UdpSocket>), JoinError> {
-    let names = Names::new(address);
+) -> Result<(Host, CloseOnFork<UdpSocket>), JoinError> {
+    let names = GroupNames::new(address);
     let failed = |source| JoinError::Io { address, source };
-    let met = find(&names, LOWEST, Instant::now() + BEFORE).ok().flatten();
-    let _door = Door::enter(&names.door(), PATIENCE).map_err(|shut| match shut {
-        Shut::Busy => JoinError::Silent {
+    let introduction = query_registry(&names, QUERY_SLOTS, Instant::now() + QUERY_TIMEOUT)
+        .ok()
+        .flatten();
+    let _lock = NamedLock::acquire(&names.join_lock(), JOIN_TIMEOUT).map_err(|error| match error {
+        LockError::Busy => JoinError::Unresponsive {
             address,
-            who: "one is about to join".to_owned(),
+            process: "one is joining".to_owned(),
         },
-        Shut::OtherUser(uid) => JoinError::OtherUser { address, uid },
-        Shut::Io(source) => failed(source),
+        LockError::OtherUser(uid) => JoinError::OtherUser { address, uid },
+        LockError::Io(source) => failed(source),
     })?;
-    let met = match met.filter(|met| met.is_there(&names)) {
-        None => find(&names, SLOTS as u16, Instant::now() + PATIENCE)?,
-        met => met,
+    let introduction = match introduction.filter(|introduction| introduction.is_alive(&names)) {
+        None => query_registry(&names, SLOTS as u16, Instant::now() + JOIN_TIMEOUT)?,
+        introduction => introduction,
     };
-    let (registry, founded) = match met {
-        Some(met) => (met.registry, false),
+    let (registry, founded) = match introduction {
+        Some(introduction) => (introduction.registry, false),
         None => (Registry::create().map_err(failed)?, true),
     };
-    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(Unforked::from);
+    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(CloseOnFork::from);
     let port_failed = |source| JoinError::Port { address, source };
     let mut bound = bind(address.port());
     if founded {
@@ -120,26 +124,26 @@ pub(super) fn join(
         }
     }
     let (udp, holds) = match bound {
-        // Somebody is to have it: the holder, or who is about to be.
+        // A group has a port holder, or is about to.
         Err(_) if !founded && in_use(&bound) => (bind(0).map_err(port_failed)?, false),
         bound => (bound.map_err(port_failed)?, true),
     };
     let port = udp.local_addr().map_err(port_failed)?.port();
     let (slot, listener) = take_slot(&names)?;
-    let me = registry.enter(slot, flags, port);
+    let me = registry.add_member(slot, flags, port);
     let peers = Peers::new(listener).map_err(failed)?;
     let host = Host {
         names,
         me,
         epoll: peers.epoll(),
         peers: Mutex::new(peers),
-        // The holder has to be watched.
+        // The port holder has to be watched.
         retry: Mutex::new((!holds).then(Instant::now)),
-        line: fork::line(),
+        fork_generation: fork::fork_generation(),
         registry,
     };
     if holds {
-        host.registry.set_holder(me);
+        host.registry.set_port_holder(me);
     }
     Ok((host, udp))
 }
@@ -150,8 +154,8 @@ fn in_use<T>(bound: &io::Result<T>) -> bool {
         .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// The lowest slot that is free, by its name.
-fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
+/// Takes the lowest free slot, by its name.
+fn take_slot(names: &GroupNames) -> Result<(u16, CloseOnFork<OwnedFd>), JoinError> {
     let address = names.address();
     for slot in 0..SLOTS as u16 {
         match socket::listen(&names.slot(slot)) {
@@ -163,48 +167,49 @@ fn take_slot(names: &Names) -> Result<(u16, Unforked<OwnedFd>), JoinError> {
     Err(JoinError::Full { address })
 }
 
-/// A member that was asked for the registry.
-struct Asked {
+struct QueriedMember {
     slot: u16,
-    socket: Unforked<OwnedFd>,
+    socket: CloseOnFork<OwnedFd>,
     pid: i32,
 }
 
-/// A member that has answered, and what.
-struct Met {
-    member: Asked,
+struct Introduction {
+    member: QueriedMember,
     registry: Registry,
 }
 
-impl Met {
-    /// Whether the member is still there, and with it the group. To be asked inside the door, where no other group can be founded. False also where that cannot be told.
+impl Introduction {
+    /// Whether the member is still alive, and with it the group. To be called under the lock, where
+    /// no other group can be founded. False also where that is unknown.
     ///
-    /// Who leaves in good order says so in the registry before it lets go of its name; who is killed lets go of its descriptors in any order, but its process has its number as long as
-    /// any is left. So a process of this number at the name, while the connection to the member stands, is the member.
-    fn is_there(&self, names: &Names) -> bool {
+    /// A leaving member says so in the registry before it releases its name; a killed one loses its
+    /// descriptors in any order, but keeps its PID until all are closed. So a process of this PID
+    /// at the name, while the connection to the member stands, is the member.
+    fn is_alive(&self, names: &GroupNames) -> bool {
         let Ok(again) = socket::connect_to(&names.slot(self.member.slot)) else {
             return false;
         };
         let is_same = socket::credentials(&again).is_ok_and(|peer| peer.pid > 0 && peer.pid == self.member.pid);
-        // Nothing more is ever said on the connection: only its end makes it readable.
+        // No second reply comes: only a hang-up makes it readable.
         let mut end = [PollFd::new(self.member.socket.as_fd(), PollFlags::POLLIN)];
         is_same && self.registry.member(self.member.slot).is_some() && poll(&mut end, PollTimeout::ZERO) == Ok(0)
     }
 }
 
-/// The registry, from whichever member of the lowest `slots` answers first; `None` when there is no member.
-fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, JoinError> {
+/// Gets the registry from the first of the members in the lowest `slots` to reply; `None` when
+/// there is no member.
+fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<Option<Introduction>, JoinError> {
     let address = names.address();
     let failed = |source| JoinError::Io { address, source };
-    let mut asked = Vec::new();
-    let mut silent = None;
+    let mut queried = Vec::new();
+    let mut unresponsive = None;
     for slot in 0..slots {
         let socket = match socket::connect_to(&names.slot(slot)) {
             Ok(socket) => socket,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            // It has not accepted thousands of connections.
+            // Its backlog of thousands of connections is full.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                silent = Some(0);
+                unresponsive = Some(0);
                 continue;
             }
             Err(error) => return Err(failed(error)),
@@ -213,47 +218,47 @@ fn find(names: &Names, slots: u16, deadline: Instant) -> Result<Option<Met>, Joi
         if peer.uid != geteuid().as_raw() {
             return Err(JoinError::OtherUser { address, uid: peer.uid });
         }
-        // What fails here hangs up as well.
-        let _ = peers::send(&socket, Record::Ask, &[]);
+        // If it fails the connection hangs up as well.
+        let _ = peers::send(&socket, ControlRecord::QueryRegistry, &[]);
         let pid = peer.pid;
-        asked.push(Asked { slot, socket, pid });
-        let until = deadline.min(Instant::now() + HEAD_START);
-        if let Some(met) = await_answer(&mut asked, until) {
-            return Ok(Some(met));
+        queried.push(QueriedMember { slot, socket, pid });
+        let until = deadline.min(Instant::now() + QUERY_STAGGER);
+        if let Some(introduction) = await_reply(&mut queried, until) {
+            return Ok(Some(introduction));
         }
     }
-    if let Some(met) = await_answer(&mut asked, deadline) {
-        return Ok(Some(met));
+    if let Some(introduction) = await_reply(&mut queried, deadline) {
+        return Ok(Some(introduction));
     }
-    match asked.first().map(|member| member.pid).or(silent) {
+    match queried.first().map(|member| member.pid).or(unresponsive) {
         None => Ok(None),
-        Some(0) => Err(JoinError::Silent {
+        Some(0) => Err(JoinError::Unresponsive {
             address,
-            who: "of a process that cannot be seen from here".to_owned(),
+            process: "a process outside this PID namespace".to_owned(),
         }),
-        Some(pid) => Err(JoinError::Silent {
+        Some(pid) => Err(JoinError::Unresponsive {
             address,
-            who: format!("process {pid}"),
+            process: format!("process {pid}"),
         }),
     }
 }
 
-/// Waits until one of those that were asked answers, or all have hung up, which are taken out.
-fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
-    while !asked.is_empty() {
+/// Waits until a queried member replies, or all have hung up. Removes those that did.
+fn await_reply(queried: &mut Vec<QueriedMember>, until: Instant) -> Option<Introduction> {
+    while !queried.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
-        let mut ready: Vec<_> = asked
+        let mut ready: Vec<_> = queried
             .iter()
             .map(|member| PollFd::new(member.socket.as_fd(), PollFlags::POLLIN))
             .collect();
-        // In whole milliseconds, and never none of them while there is time left.
+        // In whole milliseconds, at least one while there is time left.
         let timeout = PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX);
         let _ = poll(&mut ready, timeout);
         let ready: Vec<bool> = ready.iter().map(|fd| fd.any() == Some(true)).collect();
         for index in (0..ready.len()).rev().filter(|&index| ready[index]) {
-            let member = asked.remove(index);
-            if let Some(registry) = answer(&member) {
-                return Some(Met { member, registry });
+            let member = queried.remove(index);
+            if let Some(registry) = receive_reply(&member) {
+                return Some(Introduction { member, registry });
             }
         }
         if left.is_zero() {
@@ -263,11 +268,11 @@ fn await_answer(asked: &mut Vec<Asked>, until: Instant) -> Option<Met> {
     None
 }
 
-/// The registry, if that is what the member has said.
-fn answer(member: &Asked) -> Option<Registry> {
-    let mut buffer = [0; Record::MAX];
+/// The registry, if that is the member's reply.
+fn receive_reply(member: &QueriedMember) -> Option<Registry> {
+    let mut buffer = [0; ControlRecord::MAX];
     let (len, mut fds) = socket::receive(member.socket.as_fd(), &mut buffer).ok()?;
-    if Record::decode(&buffer[..len]) != Some(Record::Registry) {
+    if ControlRecord::decode(&buffer[..len]) != Some(ControlRecord::Registry) {
         return None;
     }
     Registry::attach(fds.pop()?).ok()

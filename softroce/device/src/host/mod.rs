@@ -1,14 +1,22 @@
-//! Who is on this host: the processes that share one device address, as they would share a NIC.
+//! The process group: the processes of a host that share one device address, as they would share a
+//! NIC.
 //!
-//! A *group* is the processes of one user that have opened one `address:port` in one network namespace. There is no daemon and no file: abstract Unix sockets, which are scoped by
-//! network namespace as UDP ports are, and a memfd that members hand one another. The kernel cleans up after whatever dies.
+//! A *group* is the processes of one user that have opened one `address:port` in one network
+//! namespace. There is no daemon and no file: abstract Unix sockets, which are scoped by network
+//! namespace as UDP ports are, and a memfd that members send each other. The kernel cleans up after
+//! dead processes.
 //!
-//! - Each member has a *slot*, by holding the slot's abstract name and listening there. Who joins goes through the `door` (one at a time), connects to the names until a member answers with
-//!   the `registry`, and takes the lowest name that is free. When nobody is there it founds the group.
-//! - The registry says who owns which block of queue pair numbers, which UDP port each member has, and who listens for which service.
-//! - One member, the *holder*, has the well-known UDP port. All others have a port of their own on the same address, as source ports are free in RoCEv2. They are connected to the holder,
-//!   so they see it die, and one of them takes the port over ([`Host::take_over`]).
-//! - A member connects to another when it needs it (`peers`): to send it descriptors, to wake it, and to hear of its end.
+//! - Each *member* has a *slot*, by holding the slot's abstract name and listening there. A joining
+//!   process takes the join lock (`named_lock`), connects to the names until a member replies with
+//!   the `registry`, and takes the lowest free name. Without a member it founds the group.
+//! - The registry maps blocks of queue pair numbers, and CM services, to members, and members to
+//!   their UDP ports.
+//! - One member, the *port holder*, has the well-known UDP port. The others have a port of their
+//!   own on the same address, as RoCEv2 does not fix source ports. They are connected to the port
+//!   holder, so that they detect its death, and one of them takes the port over
+//!   ([`Host::take_over`]).
+//! - A member connects to another on demand (`peers`): to send it descriptors, to wake it, and to
+//!   detect its end.
 //!
 //! A process that was forked and has not called exec is no member: see `fork`.
 
@@ -24,30 +32,30 @@ use nix::sys::epoll::Epoll;
 
 use crate::sync::Mutex;
 
-mod door;
 mod fork;
 mod join;
+mod named_lock;
 mod names;
 mod peers;
 mod registry;
 mod socket;
 
-use door::Door;
-use names::Names;
+use named_lock::NamedLock;
+use names::GroupNames;
 use peers::Peers;
 use registry::Registry;
 
-pub use fork::Unforked;
+pub use fork::CloseOnFork;
 pub use join::JoinError;
-pub use peers::{Arrival, Connection, Message};
+pub use peers::{Connection, HostEvent, Message};
 pub use registry::{MemberId, SLOTS};
 
-/// What the others of the group have to know of a member.
+/// Properties of a member that the others need.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Flags(u32);
 
 impl Flags {
-    /// All that goes to the member or comes from it goes over UDP.
+    /// All of the member's traffic uses UDP.
     pub const UDP_ONLY: Self = Self(1);
 
     /// Whether all of `others` are set.
@@ -59,19 +67,17 @@ impl Flags {
 /// Why a service cannot be listened for.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// Another process of the group does already (`EADDRINUSE`).
-    #[error("service {id:#x} is listened for already, by another process on this address")]
+    /// Another process of the group listens (`EADDRINUSE`).
+    #[error("service {id:#x} is in use by another process on this address")]
     InUse {
         /// The service.
         id: u64,
     },
-    /// The group has no room for more (`ENOMEM`).
-    #[error("no more services can be listened for on this address")]
+    /// The group has no space for more services (`ENOMEM`).
+    #[error("this address has no space for more services")]
     Full,
-    /// A process that stopped in the middle of joining or listening keeps the others out (`EAGAIN`).
-    #[error(
-        "service {id:#x} cannot be listened for now: another process on this address holds its door and does not go on"
-    )]
+    /// A process that stopped while it joined or listened holds the lock (`EAGAIN`).
+    #[error("service {id:#x} cannot be added now: another process on this address holds the lock and is stopped")]
     Busy {
         /// The service.
         id: u64,
@@ -80,37 +86,38 @@ pub enum ServiceError {
 
 /// This process's membership. Dropping it leaves the group.
 pub struct Host {
-    names: Names,
+    names: GroupNames,
     registry: Registry,
     me: MemberId,
     peers: Mutex<Peers>,
     epoll: Arc<Epoll>,
-    /// When the port can be tried for again.
+    /// When to try to take the port over.
     retry: Mutex<Option<Instant>>,
-    /// Which process joined, among its forks.
-    line: u32,
+    fork_generation: u32,
 }
 
-/// How long after another member got hold of the port, or somebody else did, it is tried for again.
+/// How long to wait before the next attempt to take the port over.
 const RETRY: Duration = Duration::from_millis(5);
 
 impl Host {
-    /// Joins the processes on `address`, or founds their group, and gives the socket to receive from: at the address's own port for the one that holds it, at another of the same address for the rest.
+    /// Joins the group on `address`, or founds it, and returns the socket to receive from: at the
+    /// address's own port for the port holder, at another one for the rest.
     ///
-    /// Waits for others that are joining, and for members to answer: a millisecond, and three seconds at most where processes are stopped. Where nobody is there but the port is taken it is tried for
-    /// again during `patience`: a process that ends may let go of its names first.
+    /// Waits for other joining processes and for a reply: a millisecond, and three seconds at most
+    /// where processes are stopped. If no member exists but the port is taken, it is retried for
+    /// `patience`: an ending process may lose its names first.
     ///
     /// # Errors
-    /// When the address belongs to somebody else, or cannot be had.
+    /// When the address belongs to another user or program, or cannot be bound.
     pub fn join(
         address: SocketAddr,
         flags: Flags,
         patience: Duration,
-    ) -> Result<(Self, Unforked<UdpSocket>), JoinError> {
+    ) -> Result<(Self, CloseOnFork<UdpSocket>), JoinError> {
         join::join(address, flags, patience)
     }
 
-    /// The address that the group shares, with its own port.
+    /// The address of the group, with the well-known port.
     pub fn address(&self) -> SocketAddr {
         self.names.address()
     }
@@ -120,29 +127,29 @@ impl Host {
         self.me
     }
 
-    /// What this group is called, and no other on any host, but by chance.
+    /// The group's random identifier.
     pub fn group(&self) -> u64 {
         self.registry.name()
     }
 
-    /// Whether this is still the process that joined, not its fork.
+    /// Whether this is the process that joined, not a fork of it.
     pub(crate) fn is_ours(&self) -> bool {
-        self.line == fork::line()
+        self.fork_generation == fork::fork_generation()
     }
 
-    // What the others are
+    // Members
 
-    /// The process that a queue pair number belongs to, whether or not it has such a queue pair; `None` when it is nobody's.
+    /// The member that owns a queue pair number, whether or not it has such a queue pair.
     pub fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
         self.registry.owner_of(qpn)
     }
 
-    /// Whether a member is there, as far as anybody knows yet.
-    pub fn lives(&self, member: MemberId) -> bool {
-        self.registry.lives(member)
+    /// Whether a member is not known to be gone.
+    pub fn is_alive(&self, member: MemberId) -> bool {
+        self.registry.is_alive(member)
     }
 
-    /// The member that has a slot now.
+    /// The current member of a slot.
     pub fn member(&self, slot: u16) -> Option<MemberId> {
         self.registry.member(slot)
     }
@@ -157,23 +164,24 @@ impl Host {
         self.registry.udp_port(member)
     }
 
-    // Numbers
+    // Queue pair numbers
 
-    /// Another block of queue pair numbers for this process, until it leaves; `None` when others have them all. Where there are blocks that nobody has had yet, it is the first of these
-    /// from number `start` on, modulo how many there are.
+    /// Claims another block of queue pair numbers for this process, until it leaves; `None` when
+    /// all are taken. Prefers the first never used block from number `start` on, modulo their
+    /// count.
     pub fn claim(&self, start: u16) -> Option<Block> {
         self.registry.claim(self.me, start)
     }
 
     // Services
 
-    /// Listens for a service of the connection manager, in the name of this process.
+    /// Adds a connection manager service of this process.
     ///
     /// # Errors
-    /// When somebody does already, or there is no room.
+    /// When a member listens already, or there is no space.
     pub fn add_service(&self, id: u64) -> Result<(), ServiceError> {
-        let door = self.names.services_door();
-        let _door = Door::enter(&door, join::PATIENCE).map_err(|_| ServiceError::Busy { id })?;
+        let lock = self.names.services_lock();
+        let _lock = NamedLock::acquire(&lock, join::JOIN_TIMEOUT).map_err(|_| ServiceError::Busy { id })?;
         if self.find_service(id).is_some() {
             return Err(ServiceError::InUse { id });
         }
@@ -183,82 +191,88 @@ impl Host {
         Ok(())
     }
 
-    /// Ends what [`add_service`](Self::add_service) began.
+    /// Removes a service.
     pub fn remove_service(&self, id: u64) {
         self.registry.remove_service(id, self.me);
     }
 
-    /// Who listens for a service. A process that has died without a word, and was not missed by anybody, is found no more.
+    /// The member that listens for a service. A dead one that was not detected yet is skipped.
     pub fn find_service(&self, id: u64) -> Option<MemberId> {
         let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotConnected;
-        // Each that is gone is buried by the attempt to connect, so that there is another next time, or none. No more than all members can be.
+        // The attempt to connect marks a dead member gone, so that the next search finds another
+        // one or none. No more than all members can be gone.
         (0..SLOTS).find_map(|_| match self.registry.find_service(id) {
             Some(member) if member != self.me && self.connect(member).is_err_and(is_gone) => None,
             found => Some(found),
         })?
     }
 
-    /// Changes whenever a member has begun to listen for a service.
+    /// Changes whenever a service was added.
     pub(crate) fn services_added(&self) -> u64 {
         self.registry.services_added()
     }
 
     // Connections
 
-    /// A connection to another member, made at the first call; nothing waits for it to answer.
+    /// The connection to another member, made at the first call, without waiting for it.
     ///
     /// # Errors
-    /// `NotConnected` when the member is gone; `WouldBlock` when too many others wait for it; or what keeps this process from having another descriptor.
+    /// `NotConnected` when the member is gone; `WouldBlock` when its backlog is full; or a lack of
+    /// descriptors.
     pub fn connect(&self, to: MemberId) -> io::Result<Arc<Connection>> {
         self.peers.lock().connect(&self.names, &self.registry, self.me, to)
     }
 
-    /// What has come of other members, one at a time; `None` when there is nothing more for now: to be called until then whenever [`pollfd`](Self::pollfd) is readable. For one thread.
-    pub fn poll(&self) -> Option<Arrival> {
-        let (arrival, paused) = {
+    /// The next message or event of other members; `None` when there is no more for now. To be
+    /// called until then whenever [`pollfd`](Self::pollfd) is readable. For one thread.
+    pub fn poll(&self) -> Option<HostEvent> {
+        let (event, paused) = {
             let mut peers = self.peers.lock();
             (peers.poll(&self.registry, self.me), peers.paused_until())
         };
         if let Some(until) = paused {
-            // Nothing else would have the thread come back.
+            // No other event would end the pause.
             self.retry.lock().get_or_insert(until);
         }
-        let arrival = arrival?;
-        if let Arrival::Gone(_) = arrival {
-            // It may have had the port. Then somebody has to take it; and whoever has done so by now has to be watched.
+        let event = event?;
+        if let HostEvent::Gone(_) = event {
+            // It may have held the port, which then must be taken over; and its next holder must be
+            // watched.
             *self.retry.lock() = Some(Instant::now());
         }
-        Some(arrival)
+        Some(event)
     }
 
-    /// Readable when [`poll`](Self::poll) wants to be called.
+    /// Readable when [`poll`](Self::poll) is to be called.
     pub fn pollfd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
     }
 
-    // The port
+    // The UDP port
 
-    /// Who has the address's own port, as far as anybody knows yet.
-    pub fn holder(&self) -> Option<MemberId> {
-        self.registry.holder()
+    /// The port holder, unless it is known to be gone.
+    pub fn port_holder(&self) -> Option<MemberId> {
+        self.registry.port_holder()
     }
 
-    /// When [`poll`](Self::poll) and then [`take_over`](Self::take_over) want to be called, whether or not anything is readable; `None` while the port is in good hands.
+    /// When to call [`poll`](Self::poll) and then [`take_over`](Self::take_over), whether or not
+    /// anything is readable; `None` while the port has a holder.
     pub fn take_over_at(&self) -> Option<Instant> {
         *self.retry.lock()
     }
 
-    /// Takes the address's own port over, if nobody has it: a socket more to receive from. Of the members that try, one is lucky; the others watch that one from here on.
-    pub fn take_over(&self) -> Option<Unforked<UdpSocket>> {
+    /// Takes the address's own port over if it has no holder: a second socket to receive from. One
+    /// of the trying members gets it; the others watch that one from then on.
+    pub fn take_over(&self) -> Option<CloseOnFork<UdpSocket>> {
         let mut retry = self.retry.lock();
         *retry = None;
-        if let Some(holder) = self.holder() {
+        if let Some(holder) = self.port_holder() {
             if holder == self.me {
                 return None;
             }
             match self.connect(holder) {
                 Ok(_) => return None,
-                // Gone since: it is on nobody else to try.
+                // The holder is gone: this member tries.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
                 Err(_) => {
                     *retry = Some(Instant::now() + RETRY);
@@ -268,7 +282,7 @@ impl Host {
         }
         match UdpSocket::bind(self.names.address()) {
             Ok(socket) => {
-                self.registry.set_holder(self.me);
+                self.registry.set_port_holder(self.me);
                 Some(socket.into())
             }
             Err(_) => {
@@ -290,7 +304,7 @@ impl fmt::Debug for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // A fork has the mapping too, but is nobody that could leave.
+        // A fork has the mapping too, but is no member.
         if self.is_ours() {
             self.registry.leave(self.me);
         }

@@ -1,4 +1,4 @@
-//! The abstract names of a group.
+//! The abstract socket names of a group.
 
 use std::net::SocketAddr;
 
@@ -6,11 +6,11 @@ use super::registry::VERSION;
 
 /// Makes the names of the group on one address.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Names {
+pub(super) struct GroupNames {
     address: SocketAddr,
 }
 
-impl Names {
+impl GroupNames {
     pub(super) fn new(address: SocketAddr) -> Self {
         Self { address }
     }
@@ -19,18 +19,18 @@ impl Names {
         self.address
     }
 
-    /// What the member of a slot holds for as long as it lives.
+    /// Held by the member of a slot for as long as it lives.
     pub(super) fn slot(&self, slot: u16) -> String {
         format!("doorbell{VERSION}/{}/{slot}", self.address)
     }
 
-    /// What a process holds while it joins.
-    pub(super) fn door(&self) -> String {
+    /// Held while a process joins.
+    pub(super) fn join_lock(&self) -> String {
         format!("doorbell{VERSION}/{}/door", self.address)
     }
 
-    /// What a member holds while it adds a service.
-    pub(super) fn services_door(&self) -> String {
+    /// Held while a member adds a service.
+    pub(super) fn services_lock(&self) -> String {
         format!("doorbell{VERSION}/{}/services", self.address)
     }
 }

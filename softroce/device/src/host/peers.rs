@@ -1,7 +1,8 @@
-//! Connections between members, and what they say over them.
+//! Connections between members, and their messages.
 //!
-//! A member connects to another's name to have a way to it: it says who it is, sends messages with descriptors, and what wakes the other's progress thread.
-//! Nothing is ever said in return: who wants to answer connects as well. When either end dies, the other sees the connection hang up.
+//! A member connects to another's name to send to it: its identity, messages with descriptors, and
+//! wake-ups of the other's progress thread. A connection is one-way: a reply needs one in the other
+//! direction. When either end dies, the other sees the connection hang up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -12,81 +13,83 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::unistd::geteuid;
 
-use super::fork::Unforked;
-use super::names::Names;
+use super::fork::CloseOnFork;
+use super::names::GroupNames;
 use super::registry::{MemberId, Registry};
 use super::socket;
 
-/// What one member tells another.
+/// A message between members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The descriptor sent along is the lane from the sender to the receiver.
-    Lane,
-    /// The descriptor sent along is a segment of the sender's memory, which it calls by this number.
+    /// The descriptor is the shm ring from the sender to the receiver.
+    Ring,
+    /// The descriptor is a segment of the sender's memory.
     Segment {
         /// Its number.
         id: u64,
     },
-    /// The descriptor sent along is for memory of a GPU that the sender calls by this number, among its segments.
+    /// The descriptor is for GPU memory of the sender, numbered among its segments.
     Device {
         /// Its number.
         id: u64,
-        /// How many bytes.
+        /// Bytes.
         len: u64,
-        /// The descriptor is the memory's own; otherwise it is of a file with what `cuIpcOpenMemHandle` takes.
+        /// The descriptor is the memory's own; otherwise a file with the `cuIpcOpenMemHandle`
+        /// handle.
         own: bool,
     },
-    /// The sender has given that segment up: what is mapped of it can be unmapped.
+    /// The sender has withdrawn that segment: it can be unmapped.
     Released {
         /// Its number.
         id: u64,
     },
 }
 
-/// What has come of another member.
+/// A message or event of another member.
 #[derive(Debug)]
-pub enum Arrival {
-    /// It says something.
+pub enum HostEvent {
+    /// A message.
     Message {
-        /// Who.
+        /// The sender.
         from: MemberId,
-        /// Its process, in this process's PID namespace; `None` where that has no number for it.
+        /// Its PID in this process's namespace, if it has one there.
         pid: Option<i32>,
-        /// What.
+        /// The message.
         message: Message,
-        /// The descriptors it sent along; any number, of any kind.
+        /// Its descriptors; any number, of any kind.
         fds: Vec<OwnedFd>,
     },
-    /// It is gone. Said once for each member that there was a connection with.
+    /// The member is gone. Once for each member with a connection.
     Gone(MemberId),
 }
 
-/// All that is sent, hand-shakes included.
+/// Everything that is sent, handshakes included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Record {
-    /// Look whether there is something for you.
+pub(super) enum ControlRecord {
+    /// Wakes the progress thread.
     Wake,
-    /// From who wants to join: send me the registry.
-    Ask,
-    /// The answer; the registry goes along.
+    /// From a joining process: requests the registry.
+    QueryRegistry,
+    /// The reply; the descriptor is the registry.
     Registry,
-    /// First on every connection: who is at either end.
-    Hello { from: u64, to: u64 },
-    /// What is for the device.
+    /// First on every connection between members: its two ends.
+    Hello {
+        from: u64,
+        to: u64,
+    },
     Message(Message),
 }
 
-impl Record {
-    /// Bytes of the longest one.
+impl ControlRecord {
     pub(super) const MAX: usize = 24;
 
     pub(super) fn encode(self) -> [u8; Self::MAX] {
         let words = match self {
             Self::Wake => [0, 0, 0],
-            Self::Ask => [1, 0, 0],
+            Self::QueryRegistry => [1, 0, 0],
             Self::Registry => [2, 0, 0],
             Self::Hello { from, to } => [3, from, to],
-            Self::Message(Message::Lane) => [4, 0, 0],
+            Self::Message(Message::Ring) => [4, 0, 0],
             Self::Message(Message::Segment { id }) => [5, id, 0],
             Self::Message(Message::Released { id }) => [6, id, 0],
             Self::Message(Message::Device { id, len, own }) => [if own { 7 } else { 8 }, id, len],
@@ -98,7 +101,7 @@ impl Record {
         bytes
     }
 
-    /// Reads one, of exactly its length.
+    /// `None` for another length or an unknown record.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::MAX] = bytes.try_into().ok()?;
         let word = |index: usize| {
@@ -108,13 +111,13 @@ impl Record {
         };
         let record = match word(0) {
             0 => Self::Wake,
-            1 => Self::Ask,
+            1 => Self::QueryRegistry,
             2 => Self::Registry,
             3 => Self::Hello {
                 from: word(1),
                 to: word(2),
             },
-            4 => Self::Message(Message::Lane),
+            4 => Self::Message(Message::Ring),
             5 => Self::Message(Message::Segment { id: word(1) }),
             6 => Self::Message(Message::Released { id: word(1) }),
             kind @ (7 | 8) => Self::Message(Message::Device {
@@ -128,105 +131,104 @@ impl Record {
     }
 }
 
-/// A way to another member.
+/// A connection to another member.
 #[derive(Debug)]
 pub struct Connection {
-    socket: Unforked<OwnedFd>,
+    socket: CloseOnFork<OwnedFd>,
     to: MemberId,
     pid: i32,
 }
 
 impl Connection {
-    /// Who is at the other end.
+    /// The member at the other end.
     pub fn to(&self) -> MemberId {
         self.to
     }
 
-    /// Its process, in this process's PID namespace; `None` where that has no number for it.
+    /// Its PID in this process's namespace, if it has one there.
     pub fn pid(&self) -> Option<i32> {
         Some(self.pid).filter(|&pid| pid > 0)
     }
 
-    /// Sends a message with its descriptors, which stay open here. Messages arrive in their order, whole or not at all.
+    /// Sends a message with its descriptors, which stay open here. Messages arrive in order, whole
+    /// or not at all.
     ///
     /// # Errors
-    /// `WouldBlock` when the member does not read what it was sent; `BrokenPipe` or `ConnectionReset` when it is gone, which [`Host::poll`](super::Host::poll) tells too.
+    /// `WouldBlock` when the member does not read; `BrokenPipe` or `ConnectionReset` when it is
+    /// gone, which [`Host::poll`](super::Host::poll) reports too.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(&self.socket, Record::Message(message), fds)
+        send(&self.socket, ControlRecord::Message(message), fds)
     }
 
-    /// Wakes the other's progress thread: a system call.
+    /// Wakes the peer's progress thread: a system call.
     pub fn wake(&self) {
-        // Where there is no room it has been woken thousands of times and has not run since; where it is gone nobody sleeps.
-        let _ = send(&self.socket, Record::Wake, &[]);
+        // A full socket holds thousands of unread wake-ups; a peer that is gone needs none.
+        let _ = send(&self.socket, ControlRecord::Wake, &[]);
     }
 }
 
-/// Sends a record that nothing follows.
-pub(super) fn send(socket: &impl AsFd, record: Record, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn send(socket: &impl AsFd, record: ControlRecord, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     socket::send(socket.as_fd(), &[IoSlice::new(&record.encode())], fds)
 }
 
-enum End {
-    /// Another connected; `None` until it has said who it is.
-    In {
-        socket: Unforked<OwnedFd>,
+enum PeerSocket {
+    /// Accepted here; `from` is `None` until it has identified itself.
+    Accepted {
+        socket: CloseOnFork<OwnedFd>,
         from: Option<MemberId>,
         pid: i32,
     },
-    /// We did.
-    Out(Arc<Connection>),
+    Connected(Arc<Connection>),
 }
 
-impl End {
+impl PeerSocket {
     fn socket(&self) -> BorrowedFd<'_> {
         match self {
-            Self::In { socket, .. } => socket.as_fd(),
-            Self::Out(connection) => connection.socket.as_fd(),
+            Self::Accepted { socket, .. } => socket.as_fd(),
+            Self::Connected(connection) => connection.socket.as_fd(),
         }
     }
 
     fn member(&self) -> Option<MemberId> {
         match self {
-            Self::In { from, .. } => *from,
-            Self::Out(connection) => Some(connection.to),
+            Self::Accepted { from, .. } => *from,
+            Self::Connected(connection) => Some(connection.to),
         }
     }
 }
 
-/// What the listening socket is called among the events.
+/// The listening socket's epoll token.
 const LISTENER: u64 = 0;
 
-/// Records taken from one connection before the others have their turn.
+/// Records read from one connection before the next one's.
 const STRIDE: usize = 64;
 
-/// How long nobody is let in after the process had no descriptor left.
-const BREAK: Duration = Duration::from_millis(100);
+/// How long no connection is accepted after the process ran out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// All the connections of a member.
 pub(super) struct Peers {
-    listener: Unforked<OwnedFd>,
-    /// Until when it is not listened to, for want of descriptors.
+    listener: CloseOnFork<OwnedFd>,
+    /// Until when no connection is accepted, for want of descriptors.
     paused: Option<Instant>,
     epoll: Arc<Epoll>,
-    ends: HashMap<u64, End>,
+    sockets: HashMap<u64, PeerSocket>,
     outgoing: HashMap<MemberId, u64>,
     last: u64,
-    arrivals: VecDeque<Arrival>,
+    events: VecDeque<HostEvent>,
 }
 
 impl Peers {
-    pub(super) fn new(listener: Unforked<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn new(listener: CloseOnFork<OwnedFd>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         Ok(Self {
             listener,
             paused: None,
             epoll: Arc::new(epoll),
-            ends: HashMap::new(),
+            sockets: HashMap::new(),
             outgoing: HashMap::new(),
             last: LISTENER,
-            arrivals: VecDeque::new(),
+            events: VecDeque::new(),
         })
     }
 
@@ -236,54 +238,56 @@ impl Peers {
 
     pub(super) fn connect(
         &mut self,
-        names: &Names,
+        names: &GroupNames,
         registry: &Registry,
         me: MemberId,
         to: MemberId,
     ) -> io::Result<Arc<Connection>> {
-        if let Some(End::Out(connection)) = self.outgoing.get(&to).and_then(|token| self.ends.get(token)) {
+        if let Some(PeerSocket::Connected(connection)) =
+            self.outgoing.get(&to).and_then(|token| self.sockets.get(token))
+        {
             return Ok(Arc::clone(connection));
         }
-        if !registry.lives(to) {
+        if !registry.is_alive(to) {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let socket = socket::connect_to(&names.slot(to.slot())).map_err(|error| {
             if error.kind() != io::ErrorKind::ConnectionRefused {
                 return error;
             }
-            // Nobody has the name: the member is dead, and nobody had noticed.
-            registry.bury(to);
+            // The name is free: the member is dead, which was not detected yet.
+            registry.mark_gone(to);
             io::ErrorKind::NotConnected.into()
         })?;
         let peer = socket::credentials(&socket)?;
         if peer.uid != geteuid().as_raw() {
-            // Its name is another user's now, as it had let go of it.
-            registry.bury(to);
+            // Its name has a new holder of another user.
+            registry.mark_gone(to);
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let (from, to_whom) = (me.pack(), to.pack());
-        send(&socket, Record::Hello { from, to: to_whom }, &[])?;
+        let (from, to_packed) = (me.pack(), to.pack());
+        send(&socket, ControlRecord::Hello { from, to: to_packed }, &[])?;
         let connection = Arc::new(Connection {
             socket,
             to,
             pid: peer.pid,
         });
-        let token = self.add(End::Out(Arc::clone(&connection)))?;
+        let token = self.add(PeerSocket::Connected(Arc::clone(&connection)))?;
         self.outgoing.insert(to, token);
         Ok(connection)
     }
 
-    fn add(&mut self, end: End) -> io::Result<u64> {
+    fn add(&mut self, peer: PeerSocket) -> io::Result<u64> {
         self.last += 1;
         self.epoll
-            .add(end.socket(), EpollEvent::new(EpollFlags::EPOLLIN, self.last))?;
-        self.ends.insert(self.last, end);
+            .add(peer.socket(), EpollEvent::new(EpollFlags::EPOLLIN, self.last))?;
+        self.sockets.insert(self.last, peer);
         Ok(self.last)
     }
 
-    pub(super) fn poll(&mut self, registry: &Registry, me: MemberId) -> Option<Arrival> {
-        if let Some(arrival) = self.arrivals.pop_front() {
-            return Some(arrival);
+    pub(super) fn poll(&mut self, registry: &Registry, me: MemberId) -> Option<HostEvent> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
         }
         if self.paused.is_some_and(|until| until <= Instant::now()) {
             self.resume();
@@ -296,7 +300,7 @@ impl Peers {
                 token => self.read(token, registry, me),
             }
         }
-        self.arrivals.pop_front()
+        self.events.pop_front()
     }
 
     fn accept(&mut self) {
@@ -311,10 +315,10 @@ impl Peers {
             let Ok(peer) = socket::credentials(&socket) else {
                 continue;
             };
-            // Another user's is hung up on.
+            // Another user's connection is closed.
             if peer.uid == geteuid().as_raw() {
                 let pid = peer.pid;
-                let _ = self.add(End::In {
+                let _ = self.add(PeerSocket::Accepted {
                     socket,
                     from: None,
                     pid,
@@ -323,15 +327,15 @@ impl Peers {
         }
     }
 
-    /// Who waits to be let in would wake us for ever.
+    /// Stops polling the listening socket: pending connections would wake the thread for ever.
     pub(super) fn pause(&mut self) {
         if self.epoll.delete(self.listener.as_fd()).is_ok() {
-            self.paused = Some(Instant::now() + BREAK);
-            tracing::warn!("no descriptor is left for other processes on the soft device's address");
+            self.paused = Some(Instant::now() + ACCEPT_PAUSE);
+            tracing::warn!("no descriptor is left to accept other processes on the soft device's address");
         }
     }
 
-    /// When it will be listened to again, where it is not now.
+    /// When accepting resumes, if it is paused.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused
     }
@@ -343,79 +347,78 @@ impl Peers {
         }
     }
 
-    /// Takes what has come on a connection.
     fn read(&mut self, token: u64, registry: &Registry, me: MemberId) {
-        if self.take(token, registry, me) == Taken::Ended {
-            self.hang_up(token, registry, me);
+        if self.read_batch(token, registry, me) == ReadStatus::Ended {
+            self.close(token, registry, me);
         }
     }
 
-    /// Takes so many records of a connection.
-    fn take(&mut self, token: u64, registry: &Registry, me: MemberId) -> Taken {
+    /// Reads up to [`STRIDE`] records of a connection.
+    fn read_batch(&mut self, token: u64, registry: &Registry, me: MemberId) -> ReadStatus {
         for _ in 0..STRIDE {
-            let Some(end) = self.ends.get_mut(&token) else {
-                return Taken::All;
+            let Some(peer) = self.sockets.get_mut(&token) else {
+                return ReadStatus::Drained;
             };
-            let mut buffer = [0; Record::MAX + 1];
-            let (len, fds) = match socket::receive(end.socket(), &mut buffer) {
-                Ok((0, _)) => return Taken::Ended,
+            let mut buffer = [0; ControlRecord::MAX + 1];
+            let (len, fds) = match socket::receive(peer.socket(), &mut buffer) {
+                Ok((0, _)) => return ReadStatus::Ended,
                 Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Taken::All,
-                Err(_) => return Taken::Ended,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadStatus::Drained,
+                Err(_) => return ReadStatus::Ended,
             };
-            let End::In { socket, from, pid } = end else {
-                // Nothing is ever said in return.
+            let PeerSocket::Accepted { socket, from, pid } = peer else {
+                // Connections are one-way.
                 continue;
             };
-            let Some(record) = Record::decode(&buffer[..len]) else {
+            let Some(record) = ControlRecord::decode(&buffer[..len]) else {
                 continue;
             };
             match (record, *from) {
-                (Record::Ask, None) => {
-                    let _ = send(socket, Record::Registry, &[registry.fd().as_fd()]);
+                (ControlRecord::QueryRegistry, None) => {
+                    let _ = send(socket, ControlRecord::Registry, &[registry.fd().as_fd()]);
                 }
-                (Record::Hello { from: said, to }, None) => {
-                    // It may be dead by now: what it has said before is still to be heard.
-                    let said = MemberId::unpack(said).filter(|&member| registry.is_latest(member));
-                    if said.is_none() || to != me.pack() {
-                        return Taken::Ended;
+                (ControlRecord::Hello { from: claimed, to }, None) => {
+                    // It may be dead by now: its last messages still count.
+                    let claimed = MemberId::unpack(claimed).filter(|&member| registry.is_latest(member));
+                    if claimed.is_none() || to != me.pack() {
+                        return ReadStatus::Ended;
                     }
-                    *from = said;
+                    *from = claimed;
                 }
-                (Record::Message(message), Some(from)) => {
+                (ControlRecord::Message(message), Some(from)) => {
                     let pid = Some(*pid).filter(|&pid| pid > 0);
-                    self.arrivals.push_back(Arrival::Message {
+                    self.events.push_back(HostEvent::Message {
                         from,
                         pid,
                         message,
                         fds,
                     });
                 }
-                // For a wake it is enough to have come here; and what a neighbour says that makes no sense is nothing.
+                // A wake-up needs no handling; invalid records are ignored.
                 _ => {}
             }
         }
-        Taken::Some
+        ReadStatus::More
     }
 
-    /// A connection is at its end: whoever it was with is gone, with all other connections.
-    fn hang_up(&mut self, token: u64, registry: &Registry, me: MemberId) {
-        let Some(end) = self.ends.remove(&token) else {
+    /// A connection hung up: its member is gone, with all its other connections.
+    fn close(&mut self, token: u64, registry: &Registry, me: MemberId) {
+        let Some(peer) = self.sockets.remove(&token) else {
             return;
         };
-        self.unwatch(&end);
-        if let Some(member) = end.member() {
-            self.hear_out(member, registry, me);
-            let tokens = self.ends.iter().filter(|(_, end)| end.member() == Some(member));
+        self.unwatch(&peer);
+        if let Some(member) = peer.member() {
+            self.drain_member(member, registry, me);
+            let tokens = self.sockets.iter().filter(|(_, peer)| peer.member() == Some(member));
             let tokens: Vec<u64> = tokens.map(|(&token, _)| token).collect();
             for token in tokens {
-                if let Some(end) = self.ends.remove(&token) {
-                    self.unwatch(&end);
+                if let Some(peer) = self.sockets.remove(&token) {
+                    self.unwatch(&peer);
                 }
             }
             self.outgoing.remove(&member);
-            registry.bury(member);
-            self.arrivals.push_back(Arrival::Gone(member));
+            registry.mark_gone(member);
+            self.events.push_back(HostEvent::Gone(member));
         }
         // A descriptor is free again.
         if self.paused.is_some() {
@@ -423,32 +426,37 @@ impl Peers {
         }
     }
 
-    /// Is no longer woken by a connection. To close it is not enough: lanes may have a share in it, and one that is at its end is readable for ever.
-    fn unwatch(&self, end: &End) {
-        // It fails only for what is not watched.
-        let _ = self.epoll.delete(end.socket());
+    /// Removes a connection from the epoll set. Closing it is not enough: shm links may share it,
+    /// and a socket that has hung up is readable for ever.
+    fn unwatch(&self, peer: &PeerSocket) {
+        // It fails only for what is not in the set.
+        let _ = self.epoll.delete(peer.socket());
     }
 
-    /// Takes what a member that is gone said on other connections, which may not have been looked at, or let in, yet: a lane with its last datagrams, for one.
-    fn hear_out(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
+    /// Reads the last messages of a member that is gone from its other connections, which may not
+    /// have been accepted yet: for example a ring with its last datagrams.
+    fn drain_member(&mut self, member: MemberId, registry: &Registry, me: MemberId) {
         self.accept();
-        let may_be_its = |end: &End| matches!(end, End::In { from, .. } if from.is_none_or(|from| from == member));
-        let ends = self.ends.iter().filter(|(_, end)| may_be_its(end));
-        let tokens: Vec<u64> = ends.map(|(&token, _)| token).collect();
+        let is_its = |peer: &PeerSocket| match peer {
+            PeerSocket::Accepted { from, .. } => from.is_none_or(|from| from == member),
+            PeerSocket::Connected(_) => false,
+        };
+        let sockets = self.sockets.iter().filter(|(_, peer)| is_its(peer));
+        let tokens: Vec<u64> = sockets.map(|(&token, _)| token).collect();
         for token in tokens {
-            // As much as a socket's buffer holds of these records, at most; of one that ends, or is another's, the next poll tells.
-            let _ = (0..STRIDE).find(|_| self.take(token, registry, me) != Taken::Some);
+            // At most what a socket's buffer holds; the next poll detects one that ended, or is
+            // another member's.
+            let _ = (0..STRIDE).find(|_| self.read_batch(token, registry, me) != ReadStatus::More);
         }
     }
 }
 
-/// What taking records from a connection came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Taken {
+enum ReadStatus {
     /// There may be more.
-    Some,
-    /// There are no more now.
-    All,
-    /// There will never be any more.
+    More,
+    /// There are no more for now.
+    Drained,
+    /// The connection hung up.
     Ended,
 }

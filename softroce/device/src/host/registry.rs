@@ -1,8 +1,9 @@
-//! What the members of a group know of one another: a sealed memfd that all of them map.
+//! The registry of a group: a sealed memfd that all members map.
 //!
-//! It holds atomics only, and no lock: a process may die between any two instructions. Every member writes its own entries; what a dead one has left is told by its generation, and may be
-//! taken by whoever finds it. A neighbour may write anything here, on purpose or not: every value read is an index that is checked or a number that may be any, so the worst
-//! that a wrong one does is that packets go astray.
+//! It holds atomics only, and no lock: a process may die between any two instructions. Every member
+//! writes its own entries; those of a dead one are recognized by its generation, and may be reused.
+//! A member may write anything here: every value read is an index that is checked or a number that
+//! may be any, so that a wrong one at worst misroutes packets.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -27,18 +28,19 @@ mod guarded;
 use blocks::Blocks;
 use guarded::Guarded;
 
-/// Members that a group can have at once.
+/// The most members of a group.
 pub const SLOTS: usize = 1024;
 
-/// Services that can be listened for at once.
 const SERVICES: usize = 4096;
 
 const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
 
-/// Of the layout and of what members say to one another. It is part of the names, so that builds which differ in it do not meet.
+/// Version of the layout and of the messages between members. Part of the names, so that
+/// incompatible builds do not meet.
 pub(super) const VERSION: u32 = 2;
 
-/// One process on a device's address, for as long as it has the device open. No other ever has the same, as the slot's next member has another generation.
+/// A process on a device's address, for as long as it has the device open. Unique: the slot's next
+/// member has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MemberId {
     slot: u16,
@@ -46,19 +48,18 @@ pub struct MemberId {
 }
 
 impl MemberId {
-    /// Marks a word that holds a member.
     const PRESENT: u64 = 1 << 63;
 
     pub(crate) fn new(slot: u16, generation: u32) -> Self {
         Self { slot, generation }
     }
 
-    /// Its place among the members, below [`SLOTS`].
+    /// Its index among the members, below [`SLOTS`].
     pub fn slot(self) -> u16 {
         self.slot
     }
 
-    /// How many members have had the place before it, modulo 2^32.
+    /// How many members had the slot before it, modulo 2^32.
     pub fn generation(self) -> u32 {
         self.generation
     }
@@ -75,46 +76,44 @@ impl MemberId {
         })
     }
 
-    /// What the entry of its slot says while it lives.
-    fn life(self) -> u64 {
+    /// Its entry's guard while it lives.
+    fn live_guard(self) -> u64 {
         u64::from(self.generation) << 1 | 1
     }
 }
 
-/// A line of the cache each: the life, and what the others have to know of the member.
+/// A cache line each: the guard, and the member's attributes.
 #[repr(C, align(64))]
 struct Member(Guarded);
 
 #[repr(C)]
 struct Layout {
     magic: AtomicU64,
-    /// What no other group is called, on whatever host.
     name: AtomicU64,
-    /// Who has the address's well-known port, packed; 0 for nobody.
+    /// The holder of the well-known port, packed; or 0.
     holder: AtomicU64,
     members: [Member; SLOTS],
     blocks: Blocks<{ Block::COUNT }>,
-    /// Who listens, packed, and for what.
+    /// The listening members, packed, and their services.
     services: [Guarded; SERVICES],
-    /// How often one was added: who has not found a service looks again when it has changed.
+    /// How many were ever added: a change means that a failed search is to be repeated.
     added: AtomicU64,
 }
 
 const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
 
-/// A mapping of it.
 pub(super) struct Registry {
     fd: OwnedFd,
     layout: NonNull<Layout>,
 }
 
-// SAFETY: the mapping belongs to the value and is reached as `&Layout` only, which is made of atomics.
+// SAFETY: the mapping belongs to the value and is reached as `&Layout` only, which is made of
+// atomics.
 unsafe impl Send for Registry {}
 // SAFETY: as above.
 unsafe impl Sync for Registry {}
 
 impl Registry {
-    /// A new one, in which nobody is.
     pub(super) fn create() -> io::Result<Self> {
         let fd = memfd_create(
             c"doorbell-registry",
@@ -125,25 +124,24 @@ impl Registry {
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         let registry = Self::map(fd)?;
         let name = RandomState::new().hash_one(std::process::id());
-        registry.get().name.store(name, Ordering::Relaxed);
-        registry.get().magic.store(MAGIC, Ordering::Release);
+        registry.layout().name.store(name, Ordering::Relaxed);
+        registry.layout().magic.store(MAGIC, Ordering::Release);
         Ok(registry)
     }
 
-    /// What this group is called, and no other.
     pub(super) fn name(&self) -> u64 {
-        self.get().name.load(Ordering::Relaxed)
+        self.layout().name.load(Ordering::Relaxed)
     }
 
-    /// That of a group, from a descriptor which a member sent. `InvalidData` when it is no such thing.
+    /// Maps the registry of a descriptor from a member. `InvalidData` when it is no registry.
     pub(super) fn attach(fd: OwnedFd) -> io::Result<Self> {
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_truncate);
-        // What cannot shrink raises no SIGBUS here.
+        // A file that cannot shrink raises no SIGBUS here.
         if !seals.contains(SealFlag::F_SEAL_SHRINK) || fstat(&fd)?.st_size != LEN.get() as libc::off_t {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let registry = Self::map(fd)?;
-        if registry.get().magic.load(Ordering::Acquire) != MAGIC {
+        if registry.layout().magic.load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(registry)
@@ -151,7 +149,7 @@ impl Registry {
 
     fn map(fd: OwnedFd) -> io::Result<Self> {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: no address is asked for, so no mapping is replaced.
+        // SAFETY: no address is requested, so no mapping is replaced.
         let at = unsafe { mmap(None, LEN, protection, MapFlags::MAP_SHARED, &fd, 0)? };
         Ok(Self { fd, layout: at.cast() })
     }
@@ -160,137 +158,145 @@ impl Registry {
         &self.fd
     }
 
-    fn get(&self) -> &Layout {
-        // SAFETY: the mapping is readable and writable, page-aligned, as long as Layout (the file has that size and is sealed against shrinking), and lives as long as `self`. Layout is
+    fn layout(&self) -> &Layout {
+        // SAFETY: the mapping is readable and writable, page-aligned, as long as Layout (the file
+        // has that size and is sealed against shrinking), and lives as long as `self`. Layout is
         // atomics, for which every bit pattern is a value, and which others may change at any time.
         unsafe { self.layout.as_ref() }
     }
 
     // Members
 
-    /// Makes the caller, who holds the name of the slot, its next member.
-    pub(super) fn enter(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
+    /// Makes the caller, the holder of the slot's name, its next member.
+    pub(super) fn add_member(&self, slot: u16, flags: Flags, udp_port: u16) -> MemberId {
         let entry = self.entry(slot);
         let last = (entry.guard() >> 1) as u32;
         let me = MemberId::new(slot, last.wrapping_add(1));
         // The last one is dead: its name was free.
-        let dead = MemberId::new(slot, last).life() & !1;
-        entry.set(dead, u64::from(flags.0) << 16 | u64::from(udp_port), me.life());
+        let dead = MemberId::new(slot, last).live_guard() & !1;
+        entry.set(dead, u64::from(flags.0) << 16 | u64::from(udp_port), me.live_guard());
         me
     }
 
-    /// The entry of a slot; of another where the slot is none.
+    /// The entry of a slot; of another one for an invalid slot.
     fn entry(&self, slot: u16) -> &Guarded {
-        &self.get().members[usize::from(slot) % SLOTS].0
+        &self.layout().members[usize::from(slot) % SLOTS].0
     }
 
-    /// The member is no more: gone by itself, or found dead.
-    pub(super) fn bury(&self, member: MemberId) {
-        self.entry(member.slot).change(member.life(), member.life() & !1);
+    /// Marks a member gone: it has left, or was found dead.
+    pub(super) fn mark_gone(&self, member: MemberId) {
+        self.entry(member.slot)
+            .change(member.live_guard(), member.live_guard() & !1);
     }
 
-    /// As far as anybody has found out.
-    pub(super) fn lives(&self, member: MemberId) -> bool {
-        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() == member.life()
+    /// Whether it is not known to be gone.
+    pub(super) fn is_alive(&self, member: MemberId) -> bool {
+        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() == member.live_guard()
     }
 
-    /// Whether no other member has had its slot since, be it dead or alive.
+    /// Whether its slot has had no later member, be it dead or alive.
     pub(super) fn is_latest(&self, member: MemberId) -> bool {
-        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() | 1 == member.life()
+        usize::from(member.slot) < SLOTS && self.entry(member.slot).guard() | 1 == member.live_guard()
     }
 
-    fn facts(&self, member: MemberId) -> Option<u64> {
-        let entry = self.get().members.get(usize::from(member.slot))?;
-        entry.0.get(member.life())
+    fn attributes(&self, member: MemberId) -> Option<u64> {
+        let entry = self.layout().members.get(usize::from(member.slot))?;
+        entry.0.get(member.live_guard())
     }
 
     pub(super) fn flags(&self, member: MemberId) -> Option<Flags> {
-        self.facts(member).map(|facts| Flags((facts >> 16) as u32))
+        self.attributes(member)
+            .map(|attributes| Flags((attributes >> 16) as u32))
     }
 
     pub(super) fn udp_port(&self, member: MemberId) -> Option<u16> {
-        self.facts(member).map(|facts| facts as u16).filter(|&port| port != 0)
+        self.attributes(member)
+            .map(|attributes| attributes as u16)
+            .filter(|&port| port != 0)
     }
 
-    /// The living member of a slot.
     pub(super) fn member(&self, slot: u16) -> Option<MemberId> {
-        let life = self.get().members.get(usize::from(slot))?.0.guard();
-        (life & 1 != 0).then(|| MemberId::new(slot, (life >> 1) as u32))
+        let guard = self.layout().members.get(usize::from(slot))?.0.guard();
+        (guard & 1 != 0).then(|| MemberId::new(slot, (guard >> 1) as u32))
     }
 
-    pub(super) fn holder(&self) -> Option<MemberId> {
-        MemberId::unpack(self.get().holder.load(Ordering::Acquire)).filter(|&member| self.lives(member))
+    pub(super) fn port_holder(&self) -> Option<MemberId> {
+        MemberId::unpack(self.layout().holder.load(Ordering::Acquire)).filter(|&member| self.is_alive(member))
     }
 
-    pub(super) fn set_holder(&self, member: MemberId) {
-        self.get().holder.store(member.pack(), Ordering::Release);
+    pub(super) fn set_port_holder(&self, member: MemberId) {
+        self.layout().holder.store(member.pack(), Ordering::Release);
     }
 
     // Blocks of queue pair numbers
 
-    /// A block that nobody has, for `me`: one that nobody has had where there is one, looked for from `start` on; else the one given back longest ago.
+    /// Claims a free block for `me`: a never used one where there is one, searched from `start` on;
+    /// else the one released longest ago.
     pub(super) fn claim(&self, me: MemberId, start: u16) -> Option<Block> {
-        let index = self.get().blocks.claim(me, start.into(), |member| self.lives(member))?;
+        let index = self
+            .layout()
+            .blocks
+            .claim(me, start.into(), |member| self.is_alive(member))?;
         Block::new(index as u16)
     }
 
     pub(super) fn owner_of(&self, qpn: Qpn) -> Option<MemberId> {
-        let owner = self.get().blocks.owner(Block::of(qpn).index());
-        owner.filter(|&owner| self.lives(owner))
+        let owner = self.layout().blocks.owner(Block::of(qpn).index());
+        owner.filter(|&owner| self.is_alive(owner))
     }
 
-    // Services: added by whoever is at their door, one at a time; read by all
+    // Services: added under the services lock; read without
 
-    /// Adds one; false when there is no room.
+    /// Adds one; false when there is no space.
     pub(super) fn add_service(&self, id: u64, me: MemberId) -> bool {
-        let free = |service: &&Guarded| !MemberId::unpack(service.guard()).is_some_and(|member| self.lives(member));
-        let Some(service) = self.get().services.iter().find(free) else {
+        let free = |service: &&Guarded| !MemberId::unpack(service.guard()).is_some_and(|member| self.is_alive(member));
+        let Some(service) = self.layout().services.iter().find(free) else {
             return false;
         };
         service.set(0, id, me.pack());
-        // Who sees the new count also finds the service.
-        self.get().added.fetch_add(1, Ordering::Release);
+        // A reader of the new count also finds the service.
+        self.layout().added.fetch_add(1, Ordering::Release);
         true
     }
 
-    /// Changes whenever a service has been added.
+    /// Changes whenever a service was added.
     pub(super) fn services_added(&self) -> u64 {
-        self.get().added.load(Ordering::Acquire)
+        self.layout().added.load(Ordering::Acquire)
     }
 
     pub(super) fn remove_service(&self, id: u64, me: MemberId) {
-        let services = self.get().services.iter();
+        let services = self.layout().services.iter();
         services
             .filter(|service| service.get(me.pack()) == Some(id))
             .for_each(|service| service.change(me.pack(), 0));
     }
 
     pub(super) fn find_service(&self, id: u64) -> Option<MemberId> {
-        self.get().services.iter().find_map(|service| {
+        self.layout().services.iter().find_map(|service| {
             let word = service.guard();
-            let member = MemberId::unpack(word).filter(|&member| self.lives(member))?;
+            let member = MemberId::unpack(word).filter(|&member| self.is_alive(member))?;
             (service.get(word) == Some(id)).then_some(member)
         })
     }
 
-    /// A member leaves in good order.
     pub(super) fn leave(&self, me: MemberId) {
-        self.get()
+        self.layout()
             .services
             .iter()
             .for_each(|service| service.change(me.pack(), 0));
         let _ = self
-            .get()
+            .layout()
             .holder
             .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
-        self.get().blocks.release_all(me);
-        self.bury(me);
+        self.layout().blocks.release_all(me);
+        self.mark_gone(me);
     }
 }
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length and is unmapped nowhere else; references into it end with `self`. It fails only for a range that is no mapping.
+        // SAFETY: it was mapped with this length and is unmapped nowhere else; references into it
+        // end with `self`. It fails only for a range that is no mapping.
         let _ = unsafe { munmap(self.layout.cast(), LEN.get()) };
     }
 }

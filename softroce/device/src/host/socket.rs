@@ -1,4 +1,5 @@
-//! Abstract Unix sockets of records (unix(7), `SOCK_SEQPACKET`): names that vanish with their holder, connections that hang up, and descriptors sent along.
+//! Abstract Unix sockets of records (unix(7), `SOCK_SEQPACKET`): names that are released with their
+//! holder, hang-up detection, and passing of descriptors.
 
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
@@ -10,15 +11,15 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
-use super::fork::Unforked;
+use super::fork::CloseOnFork;
 
-/// The most descriptors that the kernel lets one message carry (`SCM_MAX_FD`).
+/// The most descriptors of one message in the kernel (`SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
 
-/// Connections that may wait to be accepted; the kernel allows `net.core.somaxconn` at most.
+/// Backlog of a listening socket; the kernel allows `net.core.somaxconn` at most.
 const BACKLOG: i32 = 4096;
 
-/// Room for the control data of a message with all the descriptors that it can have, aligned as that wants.
+/// An aligned buffer for the control data of a message with the most descriptors.
 #[repr(C)]
 union Control {
     _align: libc::cmsghdr,
@@ -31,22 +32,21 @@ const _: () = {
     assert!(space as usize <= size_of::<Control>());
 };
 
-/// Who is at the other end of a connection, as of when it connected or listened (`SO_PEERCRED`).
+/// The process at the other end when it connected or listened (`SO_PEERCRED`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Credentials {
     pub(super) uid: u32,
-    /// In this process's PID namespace; 0 where it is of none that can be seen from here.
+    /// In this process's PID namespace; 0 where it has none there.
     pub(super) pid: i32,
 }
 
-/// The abstract address of a name.
 fn address(name: &str) -> io::Result<UnixAddr> {
     Ok(UnixAddr::new_abstract(name.as_bytes())?)
 }
 
-fn open() -> io::Result<Unforked<OwnedFd>> {
+fn open() -> io::Result<CloseOnFork<OwnedFd>> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Ok(Unforked::from(socket(
+    Ok(CloseOnFork::from(socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
         flags,
@@ -54,26 +54,28 @@ fn open() -> io::Result<Unforked<OwnedFd>> {
     )?))
 }
 
-/// Holds a name and listens at it. `AddrInUse` when another socket of this network namespace holds it.
-pub(super) fn listen(name: &str) -> io::Result<Unforked<OwnedFd>> {
+/// Holds a name and listens at it. `AddrInUse` when another socket of this network namespace holds
+/// it.
+pub(super) fn listen(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = open()?;
     bind(fd.as_fd().as_raw_fd(), &address(name)?)?;
     listen_on(&fd.as_fd(), Backlog::new(BACKLOG).unwrap_or(Backlog::MAXALLOWABLE))?;
     Ok(fd)
 }
 
-/// Connects to a name without waiting. `ConnectionRefused` when nobody listens there, `WouldBlock` when too many wait already.
-pub(super) fn connect_to(name: &str) -> io::Result<Unforked<OwnedFd>> {
+/// Connects to a name without waiting. `ConnectionRefused` when no process listens there,
+/// `WouldBlock` when its backlog is full.
+pub(super) fn connect_to(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = open()?;
     connect(fd.as_fd().as_raw_fd(), &address(name)?)?;
     Ok(fd)
 }
 
-/// The next connection that waits at a listening socket; `WouldBlock` when none does.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Unforked<OwnedFd>> {
+/// The next pending connection; `WouldBlock` when there is none.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<CloseOnFork<OwnedFd>> {
     let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
-    // SAFETY: accept4 gave a new descriptor, which is nobody else's.
-    Ok(Unforked::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    // SAFETY: accept4 gave a new descriptor, which has no other owner.
+    Ok(CloseOnFork::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 pub(super) fn credentials(fd: &impl AsFd) -> io::Result<Credentials> {
@@ -84,7 +86,8 @@ pub(super) fn credentials(fd: &impl AsFd) -> io::Result<Credentials> {
     })
 }
 
-/// Sends one record, made of `parts`, with its descriptors: whole or not at all, without waiting and without SIGPIPE.
+/// Sends one record, made of `parts`, with its descriptors: whole or not at all, without waiting
+/// and without SIGPIPE.
 pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if fds.len() > MAX_FDS {
         return Err(Errno::EINVAL.into());
@@ -98,8 +101,10 @@ pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<
     if !fds.is_empty() {
         let len = size_of_val(fds) as u32;
         message.msg_control = (&raw mut control).cast();
-        // SAFETY: the CMSG macros compute from numbers and from `message`, whose control buffer is aligned for a header (a union with one) and has CMSG_SPACE(len) bytes, as MAX_FDS
-        // bounds `len`; so the first header is not null and its data has room for every descriptor. BorrowedFd is a RawFd in memory (its documentation promises repr(transparent)).
+        // SAFETY: the CMSG macros compute from numbers and from `message`, whose control buffer is
+        // aligned for a header (a union with one) and has CMSG_SPACE(len) bytes, as MAX_FDS bounds
+        // `len`; so the first header is not null and its data has room for every descriptor.
+        // BorrowedFd is a RawFd in memory (its documentation promises repr(transparent)).
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(len) as _;
             let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -110,7 +115,8 @@ pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<
         }
     }
     loop {
-        // SAFETY: `message` refers to `parts`, what they refer to, and `control`, all of which outlive the call, with their true lengths; the kernel only reads them.
+        // SAFETY: `message` refers to `parts`, what they refer to, and `control`, all of which
+        // outlive the call, with their true lengths; the kernel only reads them.
         let sent = unsafe {
             libc::sendmsg(
                 fd.as_raw_fd(),
@@ -126,7 +132,8 @@ pub(super) fn send(fd: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<
     }
 }
 
-/// Receives one record without waiting: its bytes into `buffer`, cut off at its end, and its descriptors. 0 bytes mean that the other end has hung up; nobody here sends empty records.
+/// Receives one record without waiting: its bytes into `buffer`, truncated to that, and its
+/// descriptors. 0 bytes are a hang-up, as empty records are never sent.
 pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut part = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
@@ -141,7 +148,8 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usiz
     message.msg_controllen = size_of::<Control>() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     let count = loop {
-        // SAFETY: `message` refers to `part`, `buffer` and `control`, exclusively borrowed or our own for the call, with their true lengths.
+        // SAFETY: `message` refers to `part`, `buffer` and `control`, exclusively borrowed or our
+        // own for the call, with their true lengths.
         match Errno::result(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) }) {
             Ok(count) => break count as usize,
             Err(Errno::EINTR) => {}
@@ -149,8 +157,10 @@ pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usiz
         }
     };
     let mut fds = Vec::new();
-    // SAFETY: the kernel has filled `control` with well-formed headers up to `msg_controllen`, which it has set: the macros stay inside of it. The data of an SCM_RIGHTS header is
-    // descriptors that the kernel has just made for us, so that each is ours alone; it need not be aligned.
+    // SAFETY: the kernel has filled `control` with well-formed headers up to `msg_controllen`,
+    // which it has set: the macros stay inside of it. The data of an SCM_RIGHTS header is
+    // descriptors that the kernel has just made for us, so that each is ours alone; it need not be
+    // aligned.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {

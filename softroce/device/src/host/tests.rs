@@ -1,4 +1,4 @@
-//! Members in one process, which are as good as members in several: nothing here asks whose they are.
+//! Several members in one process: nothing here depends on whose process they are.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -9,10 +9,10 @@ use std::thread;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::peers::Record;
+use super::peers::ControlRecord;
 use super::*;
 
-/// An address that nobody else has, here or in another process.
+/// An address that no other test has, here or in another process.
 fn address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let pid = std::process::id();
@@ -21,8 +21,8 @@ fn address() -> SocketAddr {
     SocketAddr::new(ip.into(), 4791)
 }
 
-/// Joins while the members that are there answer.
-fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
+/// Joins while the existing members are polled.
+fn join(address: SocketAddr, members: &[&Host]) -> (Host, CloseOnFork<UdpSocket>) {
     thread::scope(|scope| {
         let joining = scope.spawn(|| Host::join(address, Flags::default(), Duration::ZERO).unwrap());
         while !joining.is_finished() {
@@ -35,18 +35,13 @@ fn join(address: SocketAddr, members: &[&Host]) -> (Host, Unforked<UdpSocket>) {
     })
 }
 
-/// What comes next.
-fn arrival(host: &Host) -> Arrival {
+fn next_event(host: &Host) -> HostEvent {
     loop {
-        if let Some(arrival) = host.poll() {
-            return arrival;
+        if let Some(next_event) = host.poll() {
+            return next_event;
         }
         let mut readable = [PollFd::new(host.pollfd(), PollFlags::POLLIN)];
-        assert_eq!(
-            poll(&mut readable, PollTimeout::from(30_000_u16)),
-            Ok(1),
-            "nothing comes"
-        );
+        assert_eq!(poll(&mut readable, PollTimeout::from(30_000_u16)), Ok(1), "no event");
     }
 }
 
@@ -58,7 +53,7 @@ fn memfd(content: &[u8]) -> File {
 }
 
 #[test]
-fn two_share_an_address() {
+fn two_members_share_an_address() {
     let at = address();
     let (first, its_socket) = Host::join(at, Flags::UDP_ONLY, Duration::ZERO).unwrap();
     let (second, other_socket) = join(at, &[&first]);
@@ -67,7 +62,7 @@ fn two_share_an_address() {
     assert_eq!((other_port.ip(), other_port.port() == at.port()), (at.ip(), false));
     assert_eq!((first.me().slot(), second.me().slot()), (0, 1));
     for host in [&first, &second] {
-        assert_eq!(host.holder(), Some(first.me()));
+        assert_eq!(host.port_holder(), Some(first.me()));
         assert_eq!(host.udp_port(first.me()), Some(at.port()));
         assert_eq!(host.udp_port(second.me()), Some(other_port.port()));
         assert_eq!(host.flags(first.me()), Some(Flags::UDP_ONLY));
@@ -92,7 +87,7 @@ fn blocks_belong_to_one_member_each() {
     assert_eq!(first.owner_of(Qpn::new(7 << 10)), None);
     drop(second);
     assert_eq!(first.owner_of(Qpn::new(6 << 10)), None);
-    // What nobody has had comes first.
+    // Never used blocks come first.
     assert_eq!(first.claim(6).unwrap().index(), 7);
 }
 
@@ -115,81 +110,86 @@ fn services_are_of_the_group() {
     assert_eq!((first.find_service(17), first.find_service(18)), (None, None));
 }
 
-/// Who joins takes a while, at the door that is for that; who listens does not wait for it.
+/// Joining holds the join lock for long; adding a service does not wait for it.
 #[test]
-fn listening_does_not_wait_for_those_who_join() {
+fn adding_a_service_does_not_wait_for_joining_processes() {
     let at = address();
     let (member, _socket) = join(at, &[]);
-    let _door = Door::enter(&Names::new(at).door(), Duration::ZERO).unwrap();
+    let _lock = NamedLock::acquire(&GroupNames::new(at).join_lock(), Duration::ZERO).unwrap();
     let before = member.services_added();
     member.add_service(17).unwrap();
     assert_eq!(member.find_service(17), Some(member.me()));
     assert_ne!(member.services_added(), before);
 }
 
-/// A listener that died without a word, and is missed by nobody, is not found, nor in the way.
+/// An undetected dead listener is not found, and does not block the service.
 #[test]
 fn a_listener_that_has_died_is_not_found() {
     let at = address();
     let (member, _socket) = join(at, &[]);
-    // One that never let go of its slot, whose name is nobody's.
-    let dead = member.registry.enter(7, Flags::default(), 0);
+    // It still has its slot, but the name is free.
+    let dead = member.registry.add_member(7, Flags::default(), 0);
     assert!(member.registry.add_service(17, dead));
-    assert!(member.lives(dead));
+    assert!(member.is_alive(dead));
     assert_eq!(member.find_service(17), None);
-    assert!(!member.lives(dead));
+    assert!(!member.is_alive(dead));
     member.add_service(17).unwrap();
 }
 
-/// What it said last is heard before it is gone, though nobody had let it in when it went, and the connection in the other direction tells first.
+/// The last messages of a member are received before its end, though its connection was not
+/// accepted yet, and the connection in the other direction hangs up first.
 #[test]
-fn the_last_words_of_a_member_are_heard() {
+fn the_last_messages_of_a_member_are_received() {
     let at = address();
     let (first, _first) = join(at, &[]);
     let (second, second_socket) = join(at, &[&first]);
-    let _other_way = first.connect(second.me()).unwrap();
+    let _reverse = first.connect(second.me()).unwrap();
     assert!(second.poll().is_none());
-    let way = second.connect(first.me()).unwrap();
-    way.send(Message::Lane, &[memfd(b"lane").as_fd()]).unwrap();
-    let its = second.me();
-    drop((way, second, second_socket));
-    let said = arrival(&first);
+    let connection = second.connect(first.me()).unwrap();
+    connection.send(Message::Ring, &[memfd(b"ring").as_fd()]).unwrap();
+    let second_id = second.me();
+    drop((connection, second, second_socket));
+    let message = next_event(&first);
     assert!(
-        matches!(said, Arrival::Message { from, message: Message::Lane, ref fds, .. } if from == its && fds.len() == 1),
-        "{said:?}"
+        matches!(message, HostEvent::Message { from, message: Message::Ring, ref fds, .. } if from == second_id && fds.len() == 1),
+        "{message:?}"
     );
-    assert!(matches!(arrival(&first), Arrival::Gone(member) if member == its));
+    assert!(matches!(next_event(&first), HostEvent::Gone(member) if member == second_id));
 }
 
 #[test]
-fn messages_and_descriptors_and_the_end() {
+fn messages_descriptors_and_hang_up() {
     let at = address();
     let (first, _first) = join(at, &[]);
     let (second, _second) = join(at, &[&first]);
-    let way = second.connect(first.me()).unwrap();
-    assert_eq!((way.to(), way.pid()), (first.me(), Some(std::process::id() as i32)));
-    assert!(Arc::ptr_eq(&way, &second.connect(first.me()).unwrap()));
-    way.send(Message::Lane, &[memfd(b"lane").as_fd()]).unwrap();
-    way.wake();
-    way.send(
-        Message::Segment { id: 1 << 40 },
-        &[memfd(b"one").as_fd(), memfd(b"two").as_fd()],
-    )
-    .unwrap();
+    let connection = second.connect(first.me()).unwrap();
+    assert_eq!(
+        (connection.to(), connection.pid()),
+        (first.me(), Some(std::process::id() as i32))
+    );
+    assert!(Arc::ptr_eq(&connection, &second.connect(first.me()).unwrap()));
+    connection.send(Message::Ring, &[memfd(b"ring").as_fd()]).unwrap();
+    connection.wake();
+    connection
+        .send(
+            Message::Segment { id: 1 << 40 },
+            &[memfd(b"one").as_fd(), memfd(b"two").as_fd()],
+        )
+        .unwrap();
     for (expected, contents) in [
-        (Message::Lane, &["lane"][..]),
+        (Message::Ring, &["ring"][..]),
         (Message::Segment { id: 1 << 40 }, &["one", "two"]),
     ] {
-        let Arrival::Message {
+        let HostEvent::Message {
             from,
             pid,
             message,
             fds,
-        } = arrival(&first)
+        } = next_event(&first)
         else {
             panic!("no message");
         };
-        assert_eq!((from, pid, message), (second.me(), way.pid(), expected));
+        assert_eq!((from, pid, message), (second.me(), connection.pid(), expected));
         let read = |fd| {
             let (mut file, mut content) = (File::from(fd), String::new());
             file.rewind().unwrap();
@@ -198,17 +198,18 @@ fn messages_and_descriptors_and_the_end() {
         };
         assert_eq!(fds.into_iter().map(read).collect::<Vec<_>>(), contents);
     }
-    // First leaves while both ends have a connection: one is told of.
+    // The first leaves while both ends have a connection: one event.
     let back = first.connect(second.me()).unwrap();
     back.wake();
     assert!(second.poll().is_none());
     let gone = first.me();
     drop((first, back, _first));
-    assert!(matches!(arrival(&second), Arrival::Gone(member) if member == gone));
+    assert!(matches!(next_event(&second), HostEvent::Gone(member) if member == gone));
     assert!(second.poll().is_none());
     assert_eq!(second.connect(gone).unwrap_err().kind(), io::ErrorKind::NotConnected);
-    assert!(way.send(Message::Lane, &[]).is_err());
-    // What is at its end is readable for ever, and `way` keeps it open: nobody is woken by it any more.
+    assert!(connection.send(Message::Ring, &[]).is_err());
+    // A socket that has hung up is readable for ever, and `connection` keeps it open: it no longer
+    // wakes the thread.
     let mut readable = [PollFd::new(second.pollfd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut readable, PollTimeout::ZERO), Ok(0));
 }
@@ -222,17 +223,17 @@ fn the_port_is_taken_over() {
     assert!(second.take_over().is_none() && third.take_over().is_none());
     drop((first, its_socket));
     for host in [&second, &third] {
-        assert!(matches!(arrival(host), Arrival::Gone(_)));
+        assert!(matches!(next_event(host), HostEvent::Gone(_)));
         assert!(host.take_over_at().is_some());
     }
     let port = second.take_over().unwrap();
     assert_eq!(port.local_addr().unwrap(), at);
     assert!(third.take_over().is_none() && third.take_over_at().is_none());
-    assert_eq!(third.holder(), Some(second.me()));
+    assert_eq!(third.port_holder(), Some(second.me()));
 }
 
 #[test]
-fn a_port_of_somebody_else_is_an_error() {
+fn a_port_in_use_is_an_error() {
     let at = address();
     let _other = UdpSocket::bind(at).unwrap();
     let error = Host::join(at, Flags::default(), Duration::from_millis(3)).unwrap_err();
@@ -243,7 +244,7 @@ fn a_port_of_somebody_else_is_an_error() {
 }
 
 #[test]
-fn a_port_that_outlives_its_names_is_waited_for() {
+fn a_port_that_outlives_its_names_is_retried() {
     let at = address();
     let dying = UdpSocket::bind(at).unwrap();
     thread::scope(|scope| {
@@ -257,21 +258,21 @@ fn a_port_that_outlives_its_names_is_waited_for() {
 }
 
 #[test]
-fn what_is_sent_on_a_connection_may_be_anything() {
+fn arbitrary_bytes_on_a_connection_are_harmless() {
     let at = address();
     let (member, _its) = join(at, &[]);
     let (other, _others) = join(at, &[&member]);
     let raw = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
-        let connection = socket::connect_to(&Names::new(at).slot(0)).unwrap();
+        let connection = socket::connect_to(&GroupNames::new(at).slot(0)).unwrap();
         for _ in 0..2 {
-            // It may have been hung up on by then.
+            // It may be closed by then.
             let _ = socket::send(connection.as_fd(), &[io::IoSlice::new(bytes)], fds);
             assert!(member.poll().is_none(), "{bytes:?}");
         }
         connection
     };
     let (mut kept, sent) = io::pipe().unwrap();
-    let hello = |from: u64, to: u64| Record::Hello { from, to }.encode();
+    let hello = |from: u64, to: u64| ControlRecord::Hello { from, to }.encode();
     let (me, them) = (member.me().pack(), other.me().pack());
     let records = [
         vec![],
@@ -279,48 +280,48 @@ fn what_is_sent_on_a_connection_may_be_anything() {
         vec![0xff; 24],
         vec![3; 23],
         vec![7; 5000],
-        Record::Wake.encode().to_vec(),
-        Record::Message(Message::Lane).encode().to_vec(),
-        Record::Registry.encode().to_vec(),
+        ControlRecord::Wake.encode().to_vec(),
+        ControlRecord::Message(Message::Ring).encode().to_vec(),
+        ControlRecord::Registry.encode().to_vec(),
         hello(0, me).to_vec(),
         hello(u64::MAX, me).to_vec(),
-        // Of another time, and of a place that nobody has.
+        // Another generation, and a slot without a member.
         hello(them + (1 << 16), me).to_vec(),
         hello(them + 1, me).to_vec(),
         hello(them, them).to_vec(),
     ];
     let open: Vec<_> = records.iter().map(|record| raw(record, &[sent.as_fd(); 3])).collect();
-    // Nobody kept the descriptors.
+    // No descriptor was kept.
     drop(sent);
     assert_eq!(kept.read(&mut [0]).unwrap(), 0);
-    // Who has said who it is may then say what it likes, too.
-    let known = socket::connect_to(&Names::new(at).slot(0)).unwrap();
+    // An identified peer may send anything, too.
+    let known = socket::connect_to(&GroupNames::new(at).slot(0)).unwrap();
     for record in [
         &hello(them, me)[..],
         &hello(me, me),
-        &Record::Ask.encode(),
+        &ControlRecord::QueryRegistry.encode(),
         &[9; 24],
         &[7],
     ] {
         socket::send(known.as_fd(), &[io::IoSlice::new(record)], &[]).unwrap();
         assert!(member.poll().is_none());
     }
-    // And the member is as it was.
+    // The member still works.
     let (_third, _socket) = join(at, &[&member, &other]);
     drop(open);
 }
 
 #[test]
-fn without_descriptors_others_wait_and_come_in_later() {
+fn accepting_resumes_after_running_out_of_descriptors() {
     let at = address();
     let (member, _its) = join(at, &[]);
     member.peers.lock().pause();
-    let waiting = socket::connect_to(&Names::new(at).slot(0)).unwrap();
-    peers::send(&waiting, Record::Ask, &[]).unwrap();
-    let mut buffer = [0; Record::MAX];
+    let waiting = socket::connect_to(&GroupNames::new(at).slot(0)).unwrap();
+    peers::send(&waiting, ControlRecord::QueryRegistry, &[]).unwrap();
+    let mut buffer = [0; ControlRecord::MAX];
     let mut answered = || socket::receive(waiting.as_fd(), &mut buffer).is_ok();
     assert!(member.poll().is_none() && !answered());
-    assert!(member.take_over_at().is_some(), "somebody has to come back");
+    assert!(member.take_over_at().is_some(), "a retry is scheduled");
     while !answered() {
         assert!(member.poll().is_none());
         thread::yield_now();
@@ -328,33 +329,33 @@ fn without_descriptors_others_wait_and_come_in_later() {
 }
 
 #[test]
-fn the_door_is_for_one_at_a_time_and_not_held_for_ever() {
-    let door = Names::new(address()).door();
-    let inside = Door::enter(&door, Duration::ZERO).unwrap();
+fn the_lock_is_exclusive_and_acquiring_times_out() {
+    let lock = GroupNames::new(address()).join_lock();
+    let inside = NamedLock::acquire(&lock, Duration::ZERO).unwrap();
     assert!(matches!(
-        Door::enter(&door, Duration::from_millis(20)),
-        Err(door::Shut::Busy)
+        NamedLock::acquire(&lock, Duration::from_millis(20)),
+        Err(named_lock::LockError::Busy)
     ));
-    // One that waits is let in as soon as it opens, however long it could have waited.
+    // A waiting process gets the lock as soon as it is released.
     thread::scope(|scope| {
-        let next = scope.spawn(|| Door::enter(&door, Duration::from_secs(3600)));
+        let next = scope.spawn(|| NamedLock::acquire(&lock, Duration::from_secs(3600)));
         thread::sleep(Duration::from_millis(5));
         assert!(!next.is_finished());
         drop(inside);
         assert!(next.join().unwrap().is_ok());
     });
-    // Patience is with each that is inside, not with all of them.
+    // The timeout is per holder, not in total.
     const EACH: Duration = Duration::from_millis(30);
     let entered = AtomicU8::new(0);
     thread::scope(|scope| {
-        let enter = || {
-            let _door = Door::enter(&door, 10 * EACH).unwrap();
+        let acquire = || {
+            let _lock = NamedLock::acquire(&lock, 10 * EACH).unwrap();
             assert_eq!(entered.fetch_add(1, Ordering::Relaxed), 0);
             thread::sleep(EACH);
             entered.fetch_sub(1, Ordering::Relaxed);
         };
-        let threads: Vec<_> = (0..20).map(|_| scope.spawn(enter)).collect();
-        // ThreadSanitizer sees that they have ended by this, and not by the end of the scope.
+        let threads: Vec<_> = (0..20).map(|_| scope.spawn(acquire)).collect();
+        // ThreadSanitizer needs the joins: it does not see the end of the scope.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }

@@ -1,4 +1,4 @@
-//! What a device costs that nobody uses: nothing, but for what its progress thread takes to fall asleep.
+//! The cost of an idle device: only what its progress thread takes to fall asleep.
 
 use std::thread;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::LimitError;
 use crate::config::DeviceConfig;
 use crate::device::Device;
 
-/// Until then a device that was just opened has gone to sleep.
-const SETTLE: Duration = Duration::from_millis(100);
+/// A device that was just opened sleeps after this.
+const SLEEP_DELAY: Duration = Duration::from_millis(100);
 
-/// What a process used while its device was at rest.
+/// What a process used while its device was idle.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Idle {
     /// Processor time of all its threads.
@@ -21,14 +21,14 @@ pub struct Idle {
     pub period: Duration,
 }
 
-/// Opens a device as `config` says, leaves it alone for `period` and gives the processor time that the whole process used meanwhile: no other thread of it may be at work.
+/// Opens a device with `config`, leaves it idle for `period` and returns the CPU time of the whole
+/// process: no other thread of it may run.
 ///
 /// # Errors
-///
-/// [`LimitError::Device`]; or when the system does not tell the processor time.
+/// [`LimitError::Device`]; or when the CPU time cannot be read.
 pub fn idle(config: &DeviceConfig, period: Duration) -> Result<Idle, LimitError> {
     let device = Device::open(config)?;
-    thread::sleep(SETTLE);
+    thread::sleep(SLEEP_DELAY);
     let before = used()?;
     thread::sleep(period);
     let used = used()?.saturating_sub(before);

@@ -1,8 +1,8 @@
-//! How far the machine itself could go: the ceilings that `doorbell limits` prints beside what the device reaches.
+//! The machine's own limits, which `doorbell limits` prints as ceilings for the device.
 //!
-//! Each function measures for about the time it is given and uses what the device uses (its own link, the same
-//! copies, the same CRC) with no protocol in between, so that the device's figure divided by this one is what the
-//! protocol costs.
+//! Each function measures for about the given time with the device's means (its own link, the same
+//! copies, the same CRC) but no protocol, so that the ratio of the device's result to it is the
+//! cost of the protocol.
 
 mod idle;
 mod process;
@@ -50,28 +50,29 @@ pub enum LimitError {
     /// No socket on the loopback address.
     #[error("no UDP socket on the loopback interface")]
     Bind(#[from] BindError),
-    /// The link broke, or the system refused memory, a thread or a process.
-    #[error("the system refused what the measurement needs")]
+    /// The link failed, or the system refused memory, a thread or a process.
+    #[error("the system refused a resource that the measurement needs")]
     Io(#[from] io::Error),
-    /// Two threads that spin at each other need a CPU each.
+    /// Two busy-polling threads need a CPU each.
     #[error("this needs two CPUs, and the process may use one")]
     OneCpu,
     /// Nothing arrived.
     #[error("no datagram arrived over the loopback interface: is it up, and does a firewall drop UDP?")]
     NothingArrived,
     /// No device could be opened.
-    #[error("no device to leave alone")]
+    #[error("no device could be opened")]
     Device(#[from] OpenError),
     /// The kernel does not let a process write to its own child's memory.
     #[error("process_vm_writev to a child process is forbidden here (seccomp, or Yama's ptrace_scope)")]
     Forbidden(#[source] io::Error),
 }
 
-/// Copies in blocks of this size, the size of message that bandwidth is quoted for.
+/// Block size of copies, the message size that bandwidth is quoted for.
 pub const BLOCK: usize = 1 << 20;
 
-/// Single-threaded memcpy in blocks of 1 MiB, from one area of 64 MiB to another in turn: more than a second-level
-/// cache holds, so that this is what one core moves through the memory system. Each byte copied counts once.
+/// Single-threaded memcpy in blocks of 1 MiB between two areas of 64 MiB: more than a second-level
+/// cache holds, so that this is what one core moves through the memory system. Each byte copied
+/// counts once.
 pub fn memcpy(duration: Duration) -> Bandwidth {
     const AREA: usize = 64 << 20;
     let source = vec![1u8; AREA];
@@ -90,13 +91,14 @@ pub fn memcpy(duration: Duration) -> Bandwidth {
     }
 }
 
-/// Single-threaded memcpy of one block of `block` bytes to one other, again and again as a WRITE that is repeated does: what fits into a cache stays there.
+/// Single-threaded memcpy of one block of `block` bytes to one other, like a repeated WRITE: what
+/// fits into a cache stays there.
 pub fn memcpy_again(duration: Duration, block: usize) -> Bandwidth {
     let source = vec![1u8; block];
     let mut target = vec![2u8; block];
     let (mut bytes, start) = (0, Instant::now());
     loop {
-        // The clock is not to count.
+        // Amortizes the clock read.
         for _ in 0..BLOCK.div_ceil(block.max(1)) {
             target.copy_from_slice(black_box(&source));
             black_box(&mut target);
@@ -113,11 +115,10 @@ pub fn memcpy_again(duration: Duration, block: usize) -> Bandwidth {
 #[repr(align(128))]
 struct Flag(AtomicU64);
 
-/// Two threads that spin on shared memory and hand a counter to and fro: the least that one core's word takes to
-/// reach another. The median over groups of round trips, so that a thread set aside for a moment does not count.
+/// Two threads that busy-poll shared memory and exchange a counter: the core-to-core latency. The
+/// median over groups of round trips, so that preemption of a thread does not count.
 ///
 /// # Errors
-///
 /// [`LimitError::OneCpu`]; or when there is no second thread.
 pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
     const GROUP: u64 = 256;
@@ -164,21 +165,19 @@ pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
     })
 }
 
-/// The payload of a datagram, as at the largest path MTU.
+/// The payload of a datagram, at the largest path MTU.
 const PAYLOAD: usize = 4096;
-/// BTH before it and ICRC behind it, as in a MIDDLE packet.
+/// With BTH and ICRC, as a MIDDLE packet.
 const PACKET: usize = 12 + PAYLOAD + 4;
-/// As many as one run holds.
 const RUN_PACKETS: usize = crate::link::MAX_RUN / PACKET;
-/// The most bytes on their way at a time, when the socket has room for them.
+/// The most bytes in flight, if the socket has space for them.
 const WINDOW: u64 = 512 << 10;
 
-/// One thread sends and one receives datagrams of 4096 payload bytes over the loopback interface, a GSO run of 15 at
-/// a time, with one memcpy of the payload (out of and into 1 MiB) and one CRC-32 over the packet on each side, and a
-/// window so that none is lost. Counts the payload received.
+/// One thread sends and one receives datagrams of 4096 payload bytes over the loopback interface, a
+/// GSO run of 15 at a time, with one memcpy of the payload (out of and into 1 MiB) and one CRC-32
+/// over the packet on each side, and a window so that none is lost. Counts the payload received.
 ///
 /// # Errors
-///
 /// When the loopback interface does not work, or there is no second thread.
 pub fn udp_gso(duration: Duration) -> Result<Bandwidth, LimitError> {
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -208,12 +207,10 @@ pub fn udp_gso(duration: Duration) -> Result<Bandwidth, LimitError> {
 }
 
 struct Shared {
-    /// Payload bytes received.
     received: AtomicU64,
     end: AtomicBool,
 }
 
-/// A CRC over the packet, where the ICRC goes.
 fn seal(packet: &mut [u8], _: &Envelope) {
     if let Some((body, check)) = packet.split_last_chunk_mut::<4>() {
         *check = crc32fast::hash(body).to_le_bytes();
@@ -226,7 +223,8 @@ fn is_intact(packet: &[u8]) -> bool {
         .is_some_and(|(body, check)| crc32fast::hash(body).to_le_bytes() == *check)
 }
 
-/// Keeps `window` bytes on their way for `duration`; gives what was received in that time and the time it took.
+/// Keeps `window` bytes in flight for `duration`; returns what was received in that time and the
+/// time it took.
 fn send_for(
     duration: Duration,
     mut link: Link,
@@ -234,11 +232,11 @@ fn send_for(
     window: u64,
     shared: &Shared,
 ) -> io::Result<(u64, Duration)> {
-    /// A receiver that is running has taken something by then.
-    const PATIENCE: Duration = Duration::from_micros(100);
-    /// After this long without an arrival, what is on its way counts as lost.
+    /// A running receiver has received something by then.
+    const YIELD_AFTER: Duration = Duration::from_micros(100);
+    /// After this long without progress, packets in flight count as lost.
     const LOST: Duration = Duration::from_millis(10);
-    /// So much longer it is tried while nothing arrives: on a busy machine the receiver may not have run yet.
+    /// Additional time while nothing arrives: on a busy machine the receiver may not have run yet.
     const FIRST: Duration = Duration::from_secs(2);
     let mut batch = TxBatch::new(link.local, seal);
     let source = vec![0x5au8; BLOCK];
@@ -257,8 +255,8 @@ fn send_for(
             (sent, progress.1) = (received, Instant::now());
         }
         if sent + (RUN_PACKETS * PAYLOAD) as u64 > received + window {
-            if progress.1.elapsed() > PATIENCE {
-                // The other thread may be waiting for this processor.
+            if progress.1.elapsed() > YIELD_AFTER {
+                // The other thread may be waiting for this CPU.
                 thread::yield_now();
             }
             spin_loop();
@@ -282,16 +280,16 @@ fn send_for(
 }
 
 fn receive_all(mut link: Link, shared: &Shared) -> io::Result<()> {
-    /// A sender that is running has sent something after so many looks at nothing, some 300 ns each.
-    const PATIENCE: u32 = 256;
+    /// A running sender has sent something after so many empty polls, some 300 ns each.
+    const YIELD_AFTER: u32 = 256;
     let mut batch = RxBatch::new(link.local);
     let mut target = vec![0u8; BLOCK];
     let (mut at, mut empty) = (0, 0_u32);
     while !shared.end.load(Ordering::Acquire) {
         if link.rx.receive(&mut batch)? == 0 {
             empty = empty.saturating_add(1);
-            if empty > PATIENCE {
-                // The sender may be waiting for this processor.
+            if empty > YIELD_AFTER {
+                // The sender may be waiting for this CPU.
                 thread::yield_now();
             }
             spin_loop();

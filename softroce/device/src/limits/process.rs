@@ -1,7 +1,7 @@
-//! `process_vm_writev`: what one copy into another process's memory costs, the ceiling of a same-host path.
+//! `process_vm_writev`: one copy into another process's memory, the ceiling of a same-host path.
 
 use super::{Bandwidth, LimitError};
-use crate::orphan::dies_with;
+use crate::orphan::set_parent_death_signal;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::uio::RemoteIoVec;
@@ -10,7 +10,8 @@ use nix::unistd::{ForkResult, Pid, fork};
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-/// A process that sleeps until it is dropped. It has a copy of this one's memory at the same addresses.
+/// A child process that sleeps until it is dropped. It has a copy of this one's memory at the same
+/// addresses.
 struct Sleeper {
     pid: Pid,
 }
@@ -18,8 +19,9 @@ struct Sleeper {
 impl Sleeper {
     fn start() -> io::Result<Self> {
         let parent = Pid::this();
-        // SAFETY: the child of a process with several threads may only call what signal-safety(7) lists until it
-        // ends: sleep_until_killed calls prctl, getppid, pause and _exit, and neither allocates nor locks nor returns.
+        // SAFETY: the child of a process with several threads may only call what signal-safety(7)
+        // lists until it ends: sleep_until_killed calls prctl, getppid, pause and _exit, and
+        // neither allocates nor locks nor returns.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(Self { pid: child }),
             ForkResult::Child => sleep_until_killed(parent),
@@ -29,26 +31,27 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        // The child is ours and not yet waited for, so the number is still its own; both can only fail if it is gone.
+        // The child was not waited for, so that the PID is still its own; both only fail if it is
+        // gone.
         let _ = kill(self.pid, Signal::SIGKILL);
         let _ = waitpid(self.pid, None);
     }
 }
 
 fn sleep_until_killed(parent: Pid) -> ! {
-    while dies_with(parent) {
+    while set_parent_death_signal(parent) {
         // SAFETY: takes no argument and touches no memory.
         unsafe { libc::pause() };
     }
-    // SAFETY: ends this process at once, without running what the parent registered for its exit.
+    // SAFETY: ends this process at once, without running the parent's exit handlers.
     unsafe { libc::_exit(0) };
 }
 
-/// Copies of `block` bytes into another process's memory with process_vm_writev(2), from one and into one buffer.
+/// Copies of `block` bytes into another process's memory with process_vm_writev(2), between the
+/// same two buffers.
 ///
 /// # Errors
-///
-/// [`LimitError::Forbidden`] where the system does not let a process write to its child; or when there can be no child.
+/// [`LimitError::Forbidden`] where writing to a child's memory is forbidden; or when fork(2) fails.
 pub fn process_vm_writev(duration: Duration, block: usize) -> Result<Bandwidth, LimitError> {
     let source = vec![1u8; block];
     let target = vec![2u8; block];
@@ -62,7 +65,7 @@ pub fn process_vm_writev(duration: Duration, block: usize) -> Result<Bandwidth, 
         Err(errno @ (Errno::EPERM | Errno::ENOSYS)) => Err(LimitError::Forbidden(errno.into())),
         Err(errno) => Err(LimitError::Io(errno.into())),
     };
-    // The first gives the child pages of its own.
+    // The first one gives the child pages of its own.
     write()?;
     let (mut bytes, start) = (0, Instant::now());
     loop {

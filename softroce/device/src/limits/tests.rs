@@ -39,7 +39,7 @@ fn a_damaged_packet_is_not_counted() {
 }
 
 #[test]
-fn another_process_is_written_to_or_the_reason_is_told() {
+fn another_process_is_written_to_or_the_reason_is_reported() {
     match process_vm_writev(SHORT, BLOCK) {
         Ok(bandwidth) => assert!(bandwidth.bytes_per_s > 0.0),
         Err(error) => assert!(matches!(error, LimitError::Forbidden(_)), "{error}"),

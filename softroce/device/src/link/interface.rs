@@ -1,4 +1,4 @@
-//! Which interface an address belongs to, how large its frames are, and whether it is up.
+//! The interface of an address: its MTU and its state.
 
 use super::sys;
 use nix::errno::Errno;
@@ -9,10 +9,10 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// What is assumed when no interface claims an address, as an Ethernet has it.
+/// The MTU without a known interface, as of Ethernet.
 const DEFAULT_MTU: u32 = 1500;
 
-/// The MTU in bytes of the interface that has the address `ip`, in the network namespace of `socket`.
+/// The MTU in bytes of the interface with the address `ip`, in the network namespace of `socket`.
 pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
     let Some(name) = name_of(ip) else {
         return DEFAULT_MTU;
@@ -20,12 +20,13 @@ pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
     sys::interface_mtu(socket.as_fd(), &name).unwrap_or(DEFAULT_MTU)
 }
 
-/// The interface with the address itself; failing that, a loopback interface whose subnet holds it, as `lo` holds all of 127/8.
+/// The interface with the address itself; otherwise a loopback interface whose subnet has it, as
+/// `lo` has all of 127/8.
 fn name_of(ip: IpAddr) -> Option<String> {
-    owner_of(getifaddrs().ok()?, ip)
+    interface_of(getifaddrs().ok()?, ip)
 }
 
-fn owner_of(interfaces: impl Iterator<Item = InterfaceAddress>, ip: IpAddr) -> Option<String> {
+fn interface_of(interfaces: impl Iterator<Item = InterfaceAddress>, ip: IpAddr) -> Option<String> {
     let mut in_subnet = None;
     for interface in interfaces {
         let Some(own) = interface.address.as_ref().and_then(ip_of) else {
@@ -42,26 +43,26 @@ fn owner_of(interfaces: impl Iterator<Item = InterfaceAddress>, ip: IpAddr) -> O
     in_subnet
 }
 
-/// What the port behind an address is good for now.
+/// The state of the port of an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortState {
-    /// The interface is up, and there is a link.
+    /// The interface is up, with a link.
     pub active: bool,
     /// The interface has the address.
     pub addressed: bool,
 }
 
-/// Watches the interface of an address: rtnetlink(7) tells that something has changed, without privilege, and getifaddrs(3) what there is now. What goes and comes back
-/// between two looks is not seen.
+/// Watches the interface of an address: rtnetlink(7) notifies of changes, without privilege, and
+/// getifaddrs(3) reads the new state. Changes that are undone between two reads are not seen.
 pub struct PortWatch {
     notices: Arc<OwnedFd>,
     ip: IpAddr,
-    /// The interface that had the address last.
     interface: String,
 }
 
 impl PortWatch {
-    /// A watch of the interface that has `ip` in the network namespace of this thread; `None` when there is none, or the kernel gives no notice.
+    /// A watch of the interface with `ip` in the network namespace of this thread; `None` when
+    /// there is none, or rtnetlink is unavailable.
     pub(super) fn new(ip: IpAddr) -> Option<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let notices = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute).ok()?;
@@ -74,28 +75,28 @@ impl PortWatch {
         })
     }
 
-    /// Readable when there is a reason to call [`changed`](Self::changed).
+    /// Readable when [`changed`](Self::changed) is to be called.
     pub(super) fn notices(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.notices)
     }
 
-    /// The state after what has been told since the last call; `None` when nothing has. Never blocks.
+    /// The state, if there were notifications since the last call. Never blocks.
     pub fn changed(&mut self) -> Option<PortState> {
-        let mut told = false;
+        let mut notified = false;
         let mut notice = [0_u8; 4096];
-        // Too many notices for the socket are a notice, too.
+        // A notification overflow is a notification, too.
         while let Ok(1..) | Err(Errno::ENOBUFS | Errno::EINTR) =
             recv(self.notices.as_raw_fd(), &mut notice, MsgFlags::MSG_DONTWAIT)
         {
-            told = true;
+            notified = true;
         }
-        if told { self.state() } else { None }
+        if notified { self.state() } else { None }
     }
 
-    /// The state now; `None` when the kernel does not say.
+    /// The state now; `None` when it cannot be read.
     pub fn state(&mut self) -> Option<PortState> {
         let interfaces: Vec<_> = getifaddrs().ok()?.collect();
-        let owner = owner_of(interfaces.iter().cloned(), self.ip);
+        let owner = interface_of(interfaces.iter().cloned(), self.ip);
         let addressed = owner.is_some();
         if let Some(owner) = owner {
             self.interface = owner;

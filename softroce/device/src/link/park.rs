@@ -1,4 +1,5 @@
-//! Parking: how a progress thread sleeps until a datagram comes, a deadline passes or another thread has work for it.
+//! Parking: how a progress thread sleeps until a datagram, a deadline, or a wake-up by another
+//! thread.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -11,47 +12,48 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::socket::{Socket, TakenOver};
-use crate::host::{Host, Unforked};
-use gate::Gate;
+use crate::host::{CloseOnFork, Host};
+use wake_state::WakeState;
 
-mod gate;
+mod wake_state;
 
 struct Shared {
-    gate: Gate,
-    /// What rings.
+    wake_state: WakeState,
+    /// Wakes the thread in ppoll(2).
     event: EventFd,
 }
 
-/// What [`Parker::park`] waits for besides a waker and the time.
+/// What [`Parker::park`] waits for besides wake-ups and the timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interest {
     /// A datagram to receive.
     Receive,
-    /// A datagram to receive, or room to send again after a batch was left over.
+    /// A datagram to receive, or socket space for the rest of a batch.
     ReceiveOrSend,
 }
 
-/// The sleeping side. One thread owns it; it shares the link's socket with the two halves and takes no lock of theirs.
+/// The sleeping side, owned by one thread; it shares the link's socket with the halves and takes no
+/// lock of theirs.
 pub struct Parker {
     socket: Arc<Socket>,
     taken_over: TakenOver,
-    /// Another descriptor that it wakes for.
     watched: Option<Arc<OwnedFd>>,
-    /// Where the other processes on this address make themselves heard.
-    members: Option<Arc<Host>>,
+    /// The process group, whose messages wake the thread.
+    host: Option<Arc<Host>>,
     shared: Arc<Shared>,
 }
 
-/// What a sleep ended for, besides packets, calls and the time.
+/// What ended a sleep, besides packets, wake-ups and the timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Woken {
-    /// Something may have changed at the port.
+    /// The port may have changed.
     pub port: bool,
-    /// Another process on this address is heard.
+    /// There are messages of other processes on this address.
     pub members: bool,
 }
 
-/// Wakes the thread that owns the [`Parker`]. Cheap while that thread is awake: one atomic exchange.
+/// Wakes the thread that owns the [`Parker`]. Cheap while that thread is awake: one atomic
+/// exchange.
 #[derive(Clone)]
 pub struct Waker {
     shared: Arc<Shared>,
@@ -61,53 +63,51 @@ impl Parker {
     /// A parker for `socket` that also wakes when `watched` is readable.
     ///
     /// # Errors
-    ///
     /// When the process has no file descriptor left: eventfd(2).
     pub(super) fn new(socket: Arc<Socket>, taken_over: TakenOver, watched: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared {
-            gate: Gate::new(),
+            wake_state: WakeState::new(),
             event,
         });
         Ok(Self {
             socket,
             taken_over,
             watched,
-            members: None,
+            host: None,
             shared,
         })
     }
 
-    /// Wakes for what other processes on this address say, from here on.
-    pub fn listen_to(&mut self, members: Arc<Host>) {
-        self.members = Some(members);
+    /// From now on messages of other processes on this address wake the thread.
+    pub fn watch_host(&mut self, host: Arc<Host>) {
+        self.host = Some(host);
     }
 
-    /// Has the link receive from this socket as well, at the address's own port, which no other process has any more.
+    /// Adds a socket to receive from: that of the address's own port, taken over from a process
+    /// that is gone.
     ///
     /// # Errors
-    ///
-    /// When the link has such a socket already, or the kernel has something against its options.
-    pub fn take_over(&mut self, port: Unforked<UdpSocket>) -> io::Result<()> {
+    /// When there is such a socket already, or the kernel refuses its options.
+    pub fn take_over(&mut self, port: CloseOnFork<UdpSocket>) -> io::Result<()> {
         self.taken_over.set(port)
     }
 
-    /// A handle with which other threads wake this one.
+    /// A handle for other threads to wake this one.
     pub fn waker(&self) -> Waker {
         Waker {
             shared: Arc::clone(&self.shared),
         }
     }
 
-    /// Sleeps until what `interest` names, a [`Waker::wake`] since the last return from here, or `timeout`; for ever
-    /// without one. May return early. Says for what else it wakes and has woken.
+    /// Sleeps until an event of `interest`, a [`Waker::wake`] since the last return, or `timeout`;
+    /// without one for ever. May return early. Returns what else woke it.
     ///
     /// # Errors
-    ///
     /// See ppoll(2): only from a lack of kernel memory.
     pub fn park(&mut self, interest: Interest, timeout: Option<Duration>) -> io::Result<Woken> {
         let shared = &*self.shared;
-        if !shared.gate.enter() {
+        if !shared.wake_state.begin_sleep() {
             return Ok(Woken::default());
         }
         let socket_events = match interest {
@@ -115,9 +115,9 @@ impl Parker {
             Interest::ReceiveOrSend => PollFlags::POLLIN | PollFlags::POLLOUT,
         };
         let port = self.watched.as_deref().map(AsFd::as_fd);
-        let members = self.members.as_deref().map(Host::pollfd);
+        let members = self.host.as_deref().map(Host::pollfd);
         let taken_over = self.taken_over.get().map(AsFd::as_fd);
-        // The same again where there is no other.
+        // Duplicates are harmless.
         let none = shared.event.as_fd();
         let mut watched = [
             PollFd::new(self.socket.as_fd(), socket_events),
@@ -127,9 +127,9 @@ impl Parker {
             PollFd::new(taken_over.unwrap_or(none), PollFlags::POLLIN),
         ];
         let result = ppoll(&mut watched, timeout.map(TimeSpec::from_duration), None);
-        shared.gate.leave();
+        shared.wake_state.end_sleep();
         if watched[1].any() == Some(true) {
-            // Empty already when the waker wrote between poll and here and another round drained it: no matter.
+            // Already empty when an earlier round read what the waker wrote: harmless.
             let _ = shared.event.read();
         }
         match result {
@@ -144,10 +144,10 @@ impl Parker {
 }
 
 impl Waker {
-    /// Wakes the parked thread, or keeps it from parking the next time it tries.
+    /// Wakes the parked thread, or keeps it from parking the next time.
     pub fn wake(&self) {
-        if self.shared.gate.call() {
-            // Fails only when 2^64 - 1 calls wait, and then the eventfd is readable anyway.
+        if self.shared.wake_state.notify() {
+            // Fails only at 2^64 - 1 pending wake-ups, and then the eventfd is readable anyway.
             let _ = self.shared.event.write(1);
         }
     }

@@ -1,11 +1,13 @@
-//! Packet capture: both halves of a link around others that write what passes to a file for Wireshark.
+//! Packet capture: wrappers of both halves of a link that write the packets to a pcap file.
 //!
-//! The file is classic pcap with nanosecond time stamps and raw IP packets. A UDP socket shows neither IP nor UDP
-//! header, so both are made up from what is known: the addresses, the ports, don't-fragment and the Identification
-//! that the link's own packets have. On a packet received that field is its place in the message the kernel joined,
-//! which is right for a sender that uses GSO and a guess for others. The IPv4 UDP checksum is 0, for "none".
+//! The file is classic pcap with nanosecond time stamps and raw IP packets. A UDP socket shows
+//! neither IP nor UDP header, so both are synthesized: the addresses, the ports, don't-fragment and
+//! the Identification that the link's own packets have. For a received packet that field is its
+//! index in the coalesced message, which is right for a sender that uses GSO and a guess for
+//! others. The IPv4 UDP checksum is 0, for "none".
 //!
-//! A capture never harms the traffic: when the file cannot be written, it says so once and stops.
+//! A capture never disturbs the traffic: if the file cannot be written, it logs that once and
+//! stops.
 
 use super::{Envelope, Receive, RxBatch, Transmit, TxBatch};
 use doorbell_roce_proto::Instant;
@@ -23,24 +25,22 @@ mod tests;
 const MAGIC: u32 = 0xa1b2_3c4d;
 /// `LINKTYPE_RAW`: the packet begins with its IPv4 or IPv6 header.
 const LINKTYPE_RAW: u32 = 101;
-/// The longest packet stored; no link packet comes near.
+/// The longest packet stored; link packets are far shorter.
 const SNAPLEN: u32 = 65535;
-/// What is not yet in the file after this long is written when next anything happens on the link.
+/// Buffered packets are flushed after this long, with the next activity on the link.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// The longest IP and UDP header.
 const MAX_HEADER: usize = 40 + 8;
 
-/// A capture file that is being written. Clones write to the same file; the last one to go completes it.
+/// A capture file. Clones write to the same file; the last one to be dropped completes it.
 #[derive(Clone)]
 pub struct Capture {
     writer: Arc<Mutex<Writer>>,
 }
 
 impl Capture {
-    /// Creates the file `path`, or empties it.
+    /// Creates or truncates the file `path`.
     ///
     /// # Errors
-    ///
     /// When the file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
         let mut file = BufWriter::with_capacity(256 << 10, File::create(path)?);
@@ -56,9 +56,8 @@ impl Capture {
         })
     }
 
-    /// Writes each packet down, with the present time.
     fn record<'a>(&self, packets: impl Iterator<Item = (Envelope, &'a [u8])>) {
-        // A thread that panicked with the lock held left at worst a record cut short.
+        // A thread that panicked with the lock held left at worst a truncated record.
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -81,7 +80,6 @@ fn file_header() -> [u8; 24] {
 }
 
 struct Writer {
-    /// `None` once writing failed.
     file: Option<BufWriter<File>>,
     path: PathBuf,
     flushed: time::Instant,
@@ -93,7 +91,8 @@ impl Writer {
         let Some(ip_header) = write_headers(&mut header[16..], envelope, packet) else {
             return;
         };
-        // Both lengths fit: write_headers refuses what no IP packet can hold. Seconds wrap in 2106, as pcap's do.
+        // Both lengths fit: write_headers refuses what no IP packet can hold. Seconds wrap in 2106,
+        // as pcap's do.
         let len = (ip_header + packet.len()) as u32;
         let fields = [now.as_secs() as u32, now.subsec_nanos(), len, len];
         for (to, field) in header.chunks_exact_mut(4).zip(fields) {
@@ -112,7 +111,7 @@ impl Writer {
         }
     }
 
-    /// Does something with the file; gives the file up when that fails.
+    /// Runs a file operation; stops the capture when it fails.
     fn attempt(&mut self, action: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let Some(file) = self.file.as_mut() else {
             return;
@@ -120,9 +119,9 @@ impl Writer {
         let Err(error) = action(file) else {
             return;
         };
-        tracing::warn!(path = %self.path.display(), %error, "the packet capture ends here: the file cannot be written");
+        tracing::warn!(path = %self.path.display(), %error, "the packet capture stops: the file cannot be written");
         if let Some(file) = self.file.take() {
-            // Without a last attempt to write what the disk just refused.
+            // Without another attempt to write the buffer.
             drop(file.into_parts());
         }
     }
@@ -134,8 +133,8 @@ impl Drop for Writer {
     }
 }
 
-/// Writes the IP and UDP headers that `packet` has on the wire to the front of `to`; gives their length. `None` for a
-/// packet that fits no datagram or an envelope of two address families.
+/// Writes the IP and UDP headers of `packet` to the front of `to`; returns their length. `None` for
+/// a packet that fits no datagram or an envelope of two address families.
 fn write_headers(to: &mut [u8], envelope: &Envelope, packet: &[u8]) -> Option<usize> {
     let udp_len = u16::try_from(packet.len() + 8).ok()?;
     let mut udp = [0; 8];
@@ -151,8 +150,8 @@ fn write_headers(to: &mut [u8], envelope: &Envelope, packet: &[u8]) -> Option<us
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             let header = ipv6_header(udp_len, src, dst);
             to.get_mut(..header.len())?.copy_from_slice(&header);
-            // Over IPv6 a checksum of 0 would be shown as an error. The pseudo-header is the two addresses (RFC 8200,
-            // section 8.1), the length and the protocol, which is 17 for UDP.
+            // Over IPv6 a checksum of 0 is an error. The pseudo-header is the two addresses (RFC
+            // 8200, section 8.1), the length and the protocol, which is 17 for UDP.
             let sums = [
                 ones_sum(&header[8..]),
                 u32::from(udp_len),
@@ -198,7 +197,8 @@ fn ipv6_header(payload_len: u16, src: Ipv6Addr, dst: Ipv6Addr) -> [u8; 40] {
     header
 }
 
-/// The sum of the big-endian 16-bit words of at most 64 KiB, an odd last byte padded with 0 (RFC 1071).
+/// The sum of the big-endian 16-bit words of at most 64 KiB, an odd last byte padded with 0 (RFC
+/// 1071).
 fn ones_sum(bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |&byte| u32::from(byte) << 8);
@@ -209,7 +209,6 @@ fn ones_sum(bytes: &[u8]) -> u32 {
         + last
 }
 
-/// The ones' complement sum in 16 bits.
 fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -225,7 +224,7 @@ pub(super) struct CaptureTx {
 
 impl Transmit for CaptureTx {
     fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
-        // What a full socket left in the batch the last time is in the file already.
+        // Packets that a full socket left in the batch are in the file already.
         let captured = batch.captured;
         self.capture.record(batch.packets().skip(captured));
         batch.captured = batch.len();
@@ -237,7 +236,6 @@ impl Transmit for CaptureTx {
     }
 }
 
-/// The receiving half with a capture.
 pub(super) struct CaptureRx {
     pub(super) inner: Box<dyn Receive>,
     pub(super) capture: Capture,

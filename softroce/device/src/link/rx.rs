@@ -1,10 +1,10 @@
-//! Incoming datagrams, as many as one system call brings.
+//! A batch of received datagrams, as many as one system call returns.
 
 use super::sys::Incoming;
 use super::sys::RECEIVE_MESSAGES;
 use std::net::SocketAddr;
 
-/// The room for one message: the most bytes that the kernel joins into one.
+/// Bytes for one message: the most that the kernel coalesces into one.
 pub(super) const SLOT: usize = 64 << 10;
 
 /// One received datagram.
@@ -12,21 +12,22 @@ pub(super) const SLOT: usize = 64 << 10;
 pub struct Datagram<'a> {
     /// The sender's address and UDP port.
     pub src: SocketAddr,
-    /// The address and UDP port it came to: the link's own.
+    /// The destination address and UDP port: the link's own.
     pub dst: SocketAddr,
-    /// Its place in the message that the kernel joined (GRO). From a sender that uses GSO and a path that does not
-    /// split, this is its IPv4 Identification: a hint, for the field itself cannot be seen from a UDP socket.
+    /// Its index in the coalesced message (GRO). From a sender that uses GSO and a path that does
+    /// not split, this is its IPv4 Identification: a hint, as a UDP socket does not show the field
+    /// itself.
     pub segment: u16,
     /// The UDP payload.
     pub bytes: &'a mut [u8],
 }
 
-/// Room for incoming datagrams. Allocates nothing after [`RxBatch::new`].
+/// A batch of received datagrams. Allocates nothing after [`RxBatch::new`].
 pub struct RxBatch {
-    /// What the socket is bound to that its content came from.
+    /// The local address of the socket that its content came from.
     pub(super) local: SocketAddr,
     pub(super) arena: Box<[u8]>,
-    /// What each slot of the arena holds; `None` for a message that cannot be used.
+    /// The message in each slot of the arena; `None` for an invalid one.
     pub(super) messages: Vec<Option<Incoming>>,
 }
 
@@ -35,7 +36,7 @@ impl RxBatch {
     pub fn new(local: SocketAddr) -> Self {
         Self {
             local,
-            // Untouched until a message comes: pages of slots that are never used cost nothing.
+            // Not touched before use: slots that are never used have no pages.
             arena: vec![0; RECEIVE_MESSAGES * SLOT].into_boxed_slice(),
             messages: Vec::with_capacity(RECEIVE_MESSAGES),
         }
@@ -51,7 +52,7 @@ impl RxBatch {
         self.messages.clear();
     }
 
-    /// The datagrams in it, in the order of arrival.
+    /// The datagrams, in the order of arrival.
     pub fn datagrams(&mut self) -> impl Iterator<Item = Datagram<'_>> {
         let dst = self.local;
         let slots = self.arena.chunks_exact_mut(SLOT).zip(&self.messages);

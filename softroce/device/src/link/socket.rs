@@ -7,24 +7,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use super::udp::set_options;
-use crate::host::Unforked;
+use crate::host::CloseOnFork;
 
-/// One of them.
 pub(super) struct Socket {
-    socket: Unforked<UdpSocket>,
+    socket: CloseOnFork<UdpSocket>,
     local: SocketAddr,
 }
 
 impl Socket {
-    /// Makes a bound socket one that a link can use.
-    pub(super) fn new(socket: Unforked<UdpSocket>) -> io::Result<Self> {
+    /// Sets the link's options on a bound socket.
+    pub(super) fn new(socket: CloseOnFork<UdpSocket>) -> io::Result<Self> {
         let local = socket.local_addr()?;
         socket.set_nonblocking(true)?;
         set_options(socket.as_fd(), local.is_ipv4())?;
         Ok(Self { socket, local })
     }
 
-    /// What it is bound to.
     pub(super) fn local(&self) -> SocketAddr {
         self.local
     }
@@ -44,7 +42,8 @@ impl AsFd for Socket {
     }
 }
 
-/// The place of the socket at the address's own port, where a link has taken that over from a process that is gone: it is received from as well.
+/// The slot for the socket of the address's own port, if it was taken over from a process that is
+/// gone: it is received from as well.
 #[derive(Clone, Default)]
 pub(super) struct TakenOver(Arc<OnceLock<Socket>>);
 
@@ -53,8 +52,8 @@ impl TakenOver {
         self.0.get()
     }
 
-    /// Puts it in; a second one is an error.
-    pub(super) fn set(&self, socket: Unforked<UdpSocket>) -> io::Result<()> {
+    /// Fills the slot; fails if it is full.
+    pub(super) fn set(&self, socket: CloseOnFork<UdpSocket>) -> io::Result<()> {
         self.0
             .set(Socket::new(socket)?)
             .map_err(|_| io::ErrorKind::AlreadyExists.into())

@@ -1,14 +1,15 @@
 //! The system calls under the UDP link, and all of its `unsafe`.
 //!
-//! What `sys` supplies to the rest of the link: [`send_many`] (sendmmsg(2), one optional `UDP_SEGMENT` per message),
-//! [`receive_many`] (recvmmsg(2), with the segment size that `UDP_GRO` reports), [`set_option`] (setsockopt(2) of an
-//! int) and [`interface_mtu`] (`SIOCGIFMTU`, netdevice(7)). Each is a safe function; the structures that the kernel
-//! reads live on the stack of the call, so that no pointer outlives it.
+//! `sys` supplies [`send_many`] (sendmmsg(2), one optional `UDP_SEGMENT` per message),
+//! [`receive_many`] (recvmmsg(2), with the segment size that `UDP_GRO` reports), [`set_option`]
+//! (setsockopt(2) of an int) and [`interface_mtu`] (`SIOCGIFMTU`, netdevice(7)). Each is a safe
+//! function; the structures that the kernel reads live on the stack of the call, so that no pointer
+//! outlives it.
 //!
-//! Not `quinn-udp`: it sends one run per system call, asks for `IP_PKTINFO`, TOS and time stamps on every datagram
-//! received, and leaves `UDP_NO_CHECK6_RX` and the split of a refused run (whose segments need other ICRCs) to its
-//! caller. Not `nix::sendmmsg`: it gives every message of a call the same control data, while each run here has a
-//! segment size of its own.
+//! Not `quinn-udp`: it sends one run per system call, requests `IP_PKTINFO`, TOS and time stamps
+//! for every received datagram, and leaves `UDP_NO_CHECK6_RX` and the split of a refused run (whose
+//! segments need other ICRCs) to its caller. Not `nix::sendmmsg`: it gives every message of a call
+//! the same control data, while each run here has a segment size of its own.
 
 use std::ffi::c_int;
 use std::io;
@@ -17,29 +18,31 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// `UDP_NO_CHECK6_RX` of linux/udp.h, which libc has for Android alone: accept a zero UDP checksum over IPv6.
+/// `UDP_NO_CHECK6_RX` of linux/udp.h, which libc has for Android alone: accept a zero UDP checksum
+/// over IPv6.
 pub(super) const UDP_NO_CHECK6_RX: c_int = 102;
 
-/// The most messages that one [`send_many`] hands to the kernel.
+/// The most messages of one [`send_many`].
 pub(super) const SEND_MESSAGES: usize = 16;
 
-/// The most messages that one [`receive_many`] takes from the kernel.
+/// The most messages of one [`receive_many`].
 pub(super) const RECEIVE_MESSAGES: usize = 32;
 
-/// One message to send: a datagram, or a run of datagrams for the kernel to cut.
+/// A message to send: a datagram, or a run of datagrams that the kernel segments.
 pub(super) struct Outgoing<'a> {
     pub(super) dst: SocketAddr,
     pub(super) bytes: &'a [u8],
-    /// Cut into datagrams of this many bytes (`UDP_SEGMENT`); `None` sends one datagram.
+    /// Segment size in bytes (`UDP_SEGMENT`); `None` sends one datagram.
     pub(super) segment: Option<u16>,
 }
 
-/// One message received: a datagram, or several of equal size (the last may be shorter) that the kernel joined.
+/// A received message: a datagram, or several of equal size (the last may be shorter) that the
+/// kernel coalesced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub(super) src: SocketAddr,
     pub(super) len: usize,
-    /// The size of each datagram in it; equals `len` for a single one.
+    /// The size of each datagram; `len` for a single one.
     pub(super) segment: usize,
 }
 
@@ -53,11 +56,11 @@ union Address {
 
 impl Address {
     const EMPTY: Self = Self {
-        // SAFETY: sockaddr_in6 holds integers and arrays of integers, for which all zeroes is a value.
+        // SAFETY: sockaddr_in6 holds integers and arrays of integers, for which all zeroes is a
+        // value.
         v6: unsafe { zeroed() },
     };
 
-    /// The address and the length that goes with it.
     fn new(addr: SocketAddr) -> (Self, libc::socklen_t) {
         let mut encoded = Self::EMPTY;
         match addr {
@@ -84,14 +87,15 @@ impl Address {
         }
     }
 
-    /// What the kernel wrote; `None` when it is of neither family or shorter than its family's address.
+    /// Decodes an address from the kernel; `None` for another family or a short length.
     fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
         let len = len as usize;
         if len < size_of::<libc::sa_family_t>() {
             return None;
         }
-        // SAFETY: both members start with the family, every byte of the union is initialised (EMPTY zeroed all of
-        // it and the kernel only overwrites), and every bit pattern is a valid sockaddr_in.
+        // SAFETY: both members start with the family, every byte of the union is initialised (EMPTY
+        // zeroed all of it and the kernel only overwrites), and every bit pattern is a valid
+        // sockaddr_in.
         let v4 = unsafe { self.v4 };
         match c_int::from(v4.sin_family) {
             libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => Some(SocketAddr::V4(SocketAddrV4::new(
@@ -101,7 +105,8 @@ impl Address {
             libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
                 // SAFETY: as above: initialised in full, any bit pattern is a valid sockaddr_in6.
                 let v6 = unsafe { self.v6 };
-                // The flow label is not part of who sent it: left out, so that equal senders compare equal.
+                // The flow label does not identify the sender: left out, so that equal senders
+                // compare equal.
                 Some(SocketAddr::V6(SocketAddrV6::new(
                     Ipv6Addr::from(v6.sin6_addr.s6_addr),
                     u16::from_be(v6.sin6_port),
@@ -114,7 +119,7 @@ impl Address {
     }
 }
 
-/// Room for one control message with a value `T` of at most 8 bytes, laid out as cmsg(3) wants it.
+/// A buffer for one control message with a value `T` of at most 8 bytes, laid out as in cmsg(3).
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Control<T> {
@@ -144,25 +149,26 @@ const _: () = {
     assert!(offset_of!(GroControl, value) == data && size_of::<GroControl>() == space);
 };
 
-/// What one message's header points to. Written before the header is, and left in place until the call returns.
+/// The targets of one message header's pointers. Written before the header, and not moved until the
+/// call returns.
 struct Parts<C> {
     address: Address,
     vector: libc::iovec,
     control: C,
 }
 
-/// Room on the stack that is initialised message by message: most calls move one, and clearing it all would cost more
-/// than the call itself.
-type Room<T, const N: usize> = [MaybeUninit<T>; N];
+/// An array on the stack that is initialised message by message: most calls move one, and clearing
+/// all would cost more than the call itself.
+type StackArray<T, const N: usize> = [MaybeUninit<T>; N];
 
-/// Sends up to [`SEND_MESSAGES`] of `messages` in one system call, without blocking; says how many went.
+/// Sends up to [`SEND_MESSAGES`] of `messages` in one system call, without blocking; returns how
+/// many were sent.
 ///
 /// # Errors
-///
-/// The error of the first message, when not even that one went; see sendmmsg(2).
+/// The error of the first message, if not even that one was sent; see sendmmsg(2).
 pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
-    let mut parts: Room<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
-    let mut headers: Room<libc::mmsghdr, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
+    let mut parts: StackArray<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
+    let mut headers: StackArray<libc::mmsghdr, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
     let mut count = 0;
     for ((message, part), header) in messages.zip(&mut parts).zip(&mut headers) {
         let (address, address_len) = Address::new(message.dst);
@@ -180,9 +186,10 @@ pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = O
     if count == 0 {
         return Ok(0);
     }
-    // SAFETY: the first `count` headers are written: each points to an address, a vector and a control buffer of the
-    // lengths it states, in `parts`, which nothing touches any more and which lives until this function returns; each
-    // vector covers a slice borrowed for 'a, which outlives the call, and sendmmsg only reads it.
+    // SAFETY: the first `count` headers are written: each points to an address, a vector and a
+    // control buffer of the lengths it states, in `parts`, which nothing touches any more and which
+    // lives until this function returns; each vector covers a slice borrowed for 'a, which outlives
+    // the call, and sendmmsg only reads it.
     let sent = unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
@@ -194,13 +201,12 @@ pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = O
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives up to `most` (and [`RECEIVE_MESSAGES`]) messages in one system call, without blocking: message *i* is
-/// written to the *i*-th `slot` bytes of `arena`. Says how many came; `received` is given each in turn, `None` for
-/// one that was truncated or whose sender is of no known family.
+/// Receives up to `most` (and [`RECEIVE_MESSAGES`]) messages in one system call, without blocking:
+/// message *i* is written to the *i*-th `slot` bytes of `arena`. Returns how many; `received` gets
+/// each in order, `None` for one that was truncated or has a sender of another address family.
 ///
 /// # Errors
-///
-/// See recvmmsg(2); `WouldBlock` when nothing waits.
+/// See recvmmsg(2); `WouldBlock` when none is queued.
 pub(super) fn receive_many(
     fd: BorrowedFd<'_>,
     arena: &mut [u8],
@@ -208,8 +214,9 @@ pub(super) fn receive_many(
     most: usize,
     mut received: impl FnMut(Option<Incoming>),
 ) -> io::Result<usize> {
-    let mut parts: Room<Parts<GroControl>, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
-    let mut headers: Room<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut parts: StackArray<Parts<GroControl>, RECEIVE_MESSAGES> =
+        [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut headers: StackArray<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut count = 0;
     for ((bytes, part), header) in arena
         .chunks_exact_mut(slot)
@@ -229,14 +236,16 @@ pub(super) fn receive_many(
         count += 1;
     }
     let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT as _);
-    // SAFETY: the first `count` headers are written: each points to an address, a vector and a control buffer of the
-    // lengths it states, in `parts`, which nothing else touches during the call and which lives until this function
-    // returns; the vectors cover disjoint chunks of `arena`, borrowed mutably throughout. A null timeout is allowed.
+    // SAFETY: the first `count` headers are written: each points to an address, a vector and a
+    // control buffer of the lengths it states, in `parts`, which nothing else touches during the
+    // call and which lives until this function returns; the vectors cover disjoint chunks of
+    // `arena`, borrowed mutably throughout. A null timeout is allowed.
     let taken = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr().cast(), count, flags, ptr::null_mut()) };
     let taken = usize::try_from(taken).map_err(|_| io::Error::last_os_error())?;
     for (header, part) in headers.iter().zip(&parts).take(taken) {
-        // SAFETY: recvmmsg takes at most `count` messages, and the loop above wrote that many of both; the kernel only
-        // overwrote them with values that their types allow (integers, and addresses in any bit pattern).
+        // SAFETY: recvmmsg takes at most `count` messages, and the loop above wrote that many of
+        // both; the kernel only overwrote them with values that their types allow (integers, and
+        // addresses in any bit pattern).
         let (header, part) = unsafe { (header.assume_init_ref(), part.assume_init_ref()) };
         let len = header.msg_len as usize;
         let whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
@@ -250,12 +259,13 @@ pub(super) fn receive_many(
     Ok(taken)
 }
 
-/// A header that points to `part`, which has to stay where it is for as long as the header is used.
+/// A header that points to `part`, which must not move while the header is used.
 fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, with_control: bool) -> libc::mmsghdr {
     let part = ptr::from_mut(part);
     // SAFETY: mmsghdr is integers and raw pointers, for which all zeroes is a value.
     let mut header: libc::mmsghdr = unsafe { zeroed() };
-    // SAFETY: `part` comes from a reference, so its fields are in bounds; only their addresses are taken.
+    // SAFETY: `part` comes from a reference, so its fields are in bounds; only their addresses are
+    // taken.
     let (address, vector, control) = unsafe {
         (
             &raw mut (*part).address,
@@ -284,9 +294,10 @@ fn segment_control(segment: u16) -> SegmentControl {
     control
 }
 
-/// The segment size in a `UDP_GRO` control message; `None` when the kernel joined nothing.
+/// The segment size in a `UDP_GRO` control message; `None` when nothing was coalesced.
 fn gro_segment(header: &libc::msghdr, control: &GroControl) -> Option<usize> {
-    // GRO is the only option of the socket that brings control messages, so that it comes first or not at all.
+    // GRO is the only option of the socket with control messages, so that it comes first or not at
+    // all.
     let present = header.msg_controllen >= offset_of!(GroControl, value) + size_of::<c_int>()
         && control.header.cmsg_level == libc::SOL_UDP
         && control.header.cmsg_type == libc::UDP_GRO;
@@ -295,7 +306,8 @@ fn gro_segment(header: &libc::msghdr, control: &GroControl) -> Option<usize> {
 
 /// Sets an integer option of a socket; setsockopt(2).
 pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    // SAFETY: the kernel reads size_of::<c_int>() bytes from `value`, which lives until the call returns.
+    // SAFETY: the kernel reads size_of::<c_int>() bytes from `value`, which lives until the call
+    // returns.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -314,7 +326,8 @@ pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c
 
 /// The MTU in bytes of the interface `name`, in the network namespace of the socket `fd`.
 pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
-    // SAFETY: ifreq is a name and a union of integers, addresses and a raw pointer: all zeroes is a value.
+    // SAFETY: ifreq is a name and a union of integers, addresses and a raw pointer: all zeroes is a
+    // value.
     let mut request: libc::ifreq = unsafe { zeroed() };
     if name.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -322,13 +335,14 @@ pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as _;
     }
-    // SAFETY: SIOCGIFMTU reads the name, which the check above left NUL-terminated, and writes the ifru_mtu member of
-    // the ifreq it is given, which lives until the call returns.
+    // SAFETY: SIOCGIFMTU reads the name, which the check above left NUL-terminated, and writes the
+    // ifru_mtu member of the ifreq it is given, which lives until the call returns.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: SIOCGIFMTU succeeded, so that ifru_mtu is what the kernel wrote; an int takes any bit pattern.
+    // SAFETY: SIOCGIFMTU succeeded, so that ifru_mtu is what the kernel wrote; an int takes any bit
+    // pattern.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }

@@ -1,9 +1,10 @@
-//! Outgoing packets, gathered so that the kernel takes many in one call.
+//! A batch of outgoing packets for few system calls.
 //!
-//! The engine writes finished packets one after another into the batch's arena. Neighbours that go to one address and
-//! have equal size (the last may be shorter) form a *run*, which the kernel cuts up again (UDP GSO, `UDP_SEGMENT` of
-//! udp(7)). Segment *i* of a run leaves with IPv4 Identification *i*, and the ICRC covers that field, so a packet is
-//! sealed when its place is known: on entry, while it is still in the cache.
+//! The engine writes finished packets one after another into the batch's arena. Consecutive packets
+//! of equal size (the last may be shorter) to one address form a *run*, which the kernel segments
+//! (UDP GSO, `UDP_SEGMENT` of udp(7)). Segment *i* of a run leaves with IPv4 Identification *i*,
+//! and the ICRC covers that field, so a packet is sealed when its index is known: on entry, while
+//! it is still in the cache.
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -11,10 +12,11 @@ use std::ops::{Deref, DerefMut};
 #[cfg(test)]
 mod tests;
 
-/// The bytes that a [`Slot`] offers: a payload of 4096 and the longest headers, pad and ICRC, with room to spare.
+/// Bytes of a [`Slot`]: a payload of 4096 and the longest headers, pad and ICRC, rounded up.
 pub const MAX_PACKET: usize = 4096 + 128;
 
-/// The size of a batch's arena, in bytes. Small enough to stay in a second-level cache between writing and sending.
+/// The size of a batch's arena, in bytes. Stays in a second-level cache between writing and
+/// sending.
 pub const ARENA: usize = 256 << 10;
 
 /// The most segments of a run: `UDP_MAX_SEGMENTS` of kernels before 6.9 (128 since).
@@ -23,43 +25,44 @@ pub const MAX_SEGMENTS: usize = 64;
 /// The most bytes of a run: an IPv4 datagram's 65535, less 20 of IP and 8 of UDP header.
 pub const MAX_RUN: usize = 65535 - 28;
 
-/// Where a packet is in the IP and UDP headers around it: what the ICRC covers and the packet does not hold.
+/// The IP and UDP header fields that the ICRC covers and the packet does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Envelope {
     /// The sender's address and UDP port.
     pub src: SocketAddr,
     /// The receiver's address and UDP port.
     pub dst: SocketAddr,
-    /// The IPv4 Identification it leaves with; without meaning over IPv6.
+    /// The IPv4 Identification; meaningless over IPv6.
     pub ident: u16,
 }
 
-/// Fills in the last 4 bytes of a packet, its ICRC. May be called again for the same packet with another envelope. A packet
-/// whose Identification is not 0 follows, without one between, the packet before it in its run: same source, same destination.
+/// Computes the last 4 bytes of a packet, its ICRC. May be called again for the same packet with
+/// another envelope. A packet whose Identification is not 0 directly follows the packet before it
+/// in its run: same source, same destination.
 pub trait Seal: FnMut(&mut [u8], &Envelope) + Send {
-    /// One that does the same.
-    fn another(&self) -> Box<dyn Seal>;
+    /// A clone of it.
+    fn boxed_clone(&self) -> Box<dyn Seal>;
 }
 
 impl<F: FnMut(&mut [u8], &Envelope) + Send + Clone + 'static> Seal for F {
-    fn another(&self) -> Box<dyn Seal> {
+    fn boxed_clone(&self) -> Box<dyn Seal> {
         Box::new(self.clone())
     }
 }
 
-/// One run: neighbouring packets for one address that the kernel can take as one message.
+/// A run: consecutive packets for one address that the kernel takes as one message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Run {
     dst: SocketAddr,
     start: usize,
     end: usize,
-    /// The size of every packet in it but the last, which may be shorter.
+    /// The size of every packet but the last, which may be shorter.
     segment: usize,
     packets: usize,
 }
 
 impl Run {
-    /// Whether it takes no packet more, however short.
+    /// Whether no further packet fits, however short.
     fn is_full(&self, max_segments: usize) -> bool {
         self.packets == max_segments || self.end - self.start + self.segment > MAX_RUN
     }
@@ -78,13 +81,13 @@ impl Run {
 /// A run as a link sends it.
 #[derive(Clone, Copy, Debug)]
 pub struct RunRef<'a> {
-    /// Where it goes.
+    /// The destination.
     pub dst: SocketAddr,
     /// Its packets, one after another.
     pub bytes: &'a [u8],
     /// The size of every packet but the last, in bytes.
     pub segment: usize,
-    /// How many packets.
+    /// The number of packets.
     pub packets: usize,
 }
 
@@ -93,18 +96,16 @@ pub struct TxBatch {
     local: SocketAddr,
     seal: Box<dyn Seal>,
     arena: Box<[u8]>,
-    /// The end of the last packet.
     filled: usize,
     runs: Vec<Run>,
-    /// How many of `runs` have been sent.
     sent: usize,
     max_segments: usize,
-    /// How many of the packets that wait, from the front, a capture has written down.
+    /// How many of the unsent packets, from the front, a capture has written.
     pub(super) captured: usize,
 }
 
 impl TxBatch {
-    /// An empty batch for a link bound to `local`, whose packets `seal` completes.
+    /// An empty batch for a link bound to `local`, whose packets are sealed by `seal`.
     pub fn new(local: SocketAddr, seal: impl Seal + 'static) -> Self {
         Self::sealed_by(local, Box::new(seal))
     }
@@ -115,7 +116,7 @@ impl TxBatch {
             seal,
             arena: vec![0; ARENA].into_boxed_slice(),
             filled: 0,
-            // No packet is shorter than BTH and ICRC, but runs of one small packet each are rare: grown when needed.
+            // Runs of one small packet each are rare: grown when needed.
             runs: Vec::with_capacity(ARENA / 256),
             sent: 0,
             max_segments: MAX_SEGMENTS,
@@ -123,31 +124,33 @@ impl TxBatch {
         }
     }
 
-    /// An empty batch for the same link and with the same seal.
-    pub(super) fn another(&self) -> Self {
-        Self::sealed_by(self.local, (*self.seal).another())
+    /// An empty batch for the same link with the same seal.
+    pub(super) fn clone_empty(&self) -> Self {
+        Self::sealed_by(self.local, (*self.seal).boxed_clone())
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether no packet is unsent.
     pub fn is_empty(&self) -> bool {
         self.sent == self.runs.len()
     }
 
-    /// How many packets wait to be sent.
+    /// The number of unsent packets.
     pub fn len(&self) -> usize {
         self.runs().map(|run| run.packets).sum()
     }
 
-    /// Room for one more packet of up to [`MAX_PACKET`] bytes, or `None` when the batch has to be sent first.
+    /// Space for one more packet of up to [`MAX_PACKET`] bytes, or `None` when the batch must be
+    /// sent first.
     ///
-    /// A run that would be cut short by the end of the batch is not begun: each costs the kernel about as much as three packets do.
+    /// A run that the end of the batch would cut short is not begun: each costs the kernel as much
+    /// as about three packets.
     pub fn slot(&mut self) -> Option<Slot<'_>> {
         let left = ARENA - self.filled;
         let cut_short = |run: &Run| run.is_full(self.max_segments) && left < run.end - run.start;
         (left >= MAX_PACKET && !self.runs.last().is_some_and(cut_short)).then_some(Slot { batch: self })
     }
 
-    /// The runs that wait, in order.
+    /// The unsent runs, in order.
     pub fn runs(&self) -> impl Iterator<Item = RunRef<'_>> {
         self.runs[self.sent..].iter().map(|run| RunRef {
             dst: run.dst,
@@ -157,7 +160,7 @@ impl TxBatch {
         })
     }
 
-    /// The packets that wait, in order, each with its envelope.
+    /// The unsent packets, in order, each with its envelope.
     pub fn packets(&self) -> impl Iterator<Item = (Envelope, &[u8])> {
         self.runs().flat_map(|run| {
             let (src, dst) = (self.local, run.dst);
@@ -167,7 +170,8 @@ impl TxBatch {
         })
     }
 
-    /// Takes the first `runs` runs out, sent or given up. With the last one the whole arena is free again.
+    /// Removes the first `runs` runs, sent or dropped. With the last one the whole arena is free
+    /// again.
     pub fn consume(&mut self, runs: usize) {
         let packets: usize = self.runs().take(runs).map(|run| run.packets).sum();
         self.captured = self.captured.saturating_sub(packets);
@@ -177,7 +181,7 @@ impl TxBatch {
         }
     }
 
-    /// Takes everything out.
+    /// Removes everything.
     pub fn clear(&mut self) {
         self.runs.clear();
         self.sent = 0;
@@ -185,8 +189,8 @@ impl TxBatch {
         self.captured = 0;
     }
 
-    /// Makes every run that waits, and every later one, a single packet: for a link that cannot do GSO. Alone, a
-    /// packet leaves with Identification 0, so that each is sealed anew.
+    /// Splits every unsent run, and every later one, into single packets: for a link without GSO. A
+    /// single packet leaves with Identification 0, so that each is sealed anew.
     pub fn separate(&mut self) {
         self.max_segments = 1;
         let waiting: Vec<Run> = self.runs.drain(self.sent..).collect();
@@ -210,8 +214,8 @@ impl TxBatch {
         }
     }
 
-    /// Puts the packet in the first `len` free bytes of the arena into a run, and seals it there.
-    fn place(&mut self, len: usize, dst: SocketAddr) -> &mut [u8] {
+    /// Adds the packet in the first `len` free bytes of the arena to a run, and seals it there.
+    fn append(&mut self, len: usize, dst: SocketAddr) -> &mut [u8] {
         assert!((1..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
         let (start, end) = (self.filled, self.filled + len);
         self.filled = end;
@@ -245,20 +249,20 @@ impl TxBatch {
     }
 }
 
-/// Room for one packet, as `&mut [u8]` of [`MAX_PACKET`] bytes with unspecified content. Dropping it adds nothing.
+/// Space for one packet, as `&mut [u8]` of [`MAX_PACKET`] bytes with unspecified content. Dropping
+/// it adds nothing.
 pub struct Slot<'a> {
     batch: &'a mut TxBatch,
 }
 
 impl<'a> Slot<'a> {
-    /// Adds the packet in the first `len` bytes, its last 4 left for the ICRC, to the batch and seals it. Gives the
-    /// sealed packet.
+    /// Adds the packet in the first `len` bytes, with its last 4 reserved for the ICRC, to the
+    /// batch, and returns it sealed.
     ///
     /// # Panics
-    ///
     /// When `len` is 0 or more than [`MAX_PACKET`].
     pub fn send(self, len: usize, dst: SocketAddr) -> &'a mut [u8] {
-        self.batch.place(len, dst)
+        self.batch.append(len, dst)
     }
 }
 

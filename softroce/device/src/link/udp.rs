@@ -1,11 +1,11 @@
-//! The link over a plain UDP socket, as any unprivileged process may have one.
+//! The link over a plain UDP socket, without privilege.
 //!
-//! The socket stays unconnected with `IP_MTU_DISCOVER` = PROBE: only then does the kernel send IPv4 Identification 0
-//! (*i* for segment *i* of a run), which the ICRC covers and the sender has to know. PROBE and not DO: a forged ICMP
-//! "fragmentation needed" cannot shrink the path.
+//! The socket stays unconnected with `IP_MTU_DISCOVER` = PROBE: only then does the kernel send IPv4
+//! Identification 0 (*i* for segment *i* of a run), which the ICRC covers and the sender has to
+//! know. PROBE and not DO: a forged ICMP "fragmentation needed" cannot shrink the path MTU.
 //!
-//! A datagram that the network or the host refuses is a datagram lost: the transport's timers deal with both alike, so
-//! that [`Transmit::transmit`] takes it as lost, says so once for each kind of refusal, and goes on.
+//! A datagram that the network or the host refuses is lost: the transport retransmits in either
+//! case, so [`Transmit::transmit`] drops it, logs each kind of refusal once, and continues.
 
 use super::interface::PortWatch;
 use super::park::Parker;
@@ -14,7 +14,7 @@ use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
 use super::{Link, Receive, Transmit, interface};
-use crate::host::{JoinError, Unforked};
+use crate::host::{CloseOnFork, JoinError};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -29,49 +29,51 @@ mod tests;
 /// The UDP destination port of RoCEv2 (IBTA vol. 1, annex A17).
 pub const ROCE_PORT: u16 = 4791;
 
-/// Asked for in each direction; the kernel gives an unprivileged process `net.core.[rw]mem_max`.
+/// Requested for each direction; the kernel limits an unprivileged process to
+/// `net.core.[rw]mem_max`.
 const SOCKET_BUFFER: i32 = 16 << 20;
 
-/// Why a link could not be made.
+/// Why a link could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Another socket holds the address and port.
+    /// Another socket has the address and port.
     #[error(
         "{addr} is in use: another soft device, or the kernel's rxe in this network namespace, holds UDP port {port}; \
          end it, or choose another address or port",
         port = addr.port()
     )]
     AddressInUse {
-        /// What was asked for.
+        /// The requested address.
         addr: SocketAddr,
     },
-    /// The machine has no such address.
+    /// No interface has the address.
     #[error("{addr} cannot be bound: no interface here has the address {ip}", ip = addr.ip())]
     AddressNotAvailable {
-        /// What was asked for.
+        /// The requested address.
         addr: SocketAddr,
     },
-    /// The process may not have the port, or any socket.
+    /// The process is not permitted to use the port, or any socket.
     #[error("{addr} cannot be bound: not permitted to hold UDP port {port} here", port = addr.port())]
     PermissionDenied {
-        /// What was asked for.
+        /// The requested address.
         addr: SocketAddr,
     },
-    /// A wildcard, multicast or broadcast address: the ICRC covers the source address, so it has to be one.
-    #[error("{addr} cannot be bound: a RoCEv2 device has one definite address, such as 127.0.0.1")]
+    /// A wildcard, multicast or broadcast address: the ICRC covers the source address, so it must
+    /// be unicast.
+    #[error("{addr} cannot be bound: a RoCEv2 device has one unicast address, such as 127.0.0.1")]
     NotUnicast {
-        /// What was asked for.
+        /// The requested address.
         addr: SocketAddr,
     },
-    /// It cannot be shared with the processes that have it.
+    /// It cannot be shared with the processes that use it.
     #[error(transparent)]
     NotShared(JoinError),
-    /// Anything else.
+    /// Any other error.
     #[error("{addr} cannot be bound")]
     Io {
-        /// What was asked for.
+        /// The requested address.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -97,8 +99,8 @@ impl BindError {
     }
 }
 
-/// The address in the form that the link uses, when it is a definite one.
-pub(crate) fn definite(addr: SocketAddr) -> Result<SocketAddr, BindError> {
+/// The canonical form of a unicast address.
+pub(crate) fn require_unicast(addr: SocketAddr) -> Result<SocketAddr, BindError> {
     let addr = SocketAddr::new(addr.ip().to_canonical(), addr.port());
     let unicast = match addr.ip() {
         IpAddr::V4(ip) => !ip.is_broadcast(),
@@ -112,13 +114,13 @@ pub(crate) fn definite(addr: SocketAddr) -> Result<SocketAddr, BindError> {
 
 /// Binds a UDP link; see [`Link::udp`].
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
-    let addr = definite(addr)?;
+    let addr = require_unicast(addr)?;
     let bound = UdpSocket::bind(addr).and_then(|socket| open(socket.into()));
     bound.map_err(|source| BindError::new(addr, source))
 }
 
-/// A UDP link on a socket; see [`Link::over`].
-pub(super) fn open(socket: Unforked<UdpSocket>) -> io::Result<Link> {
+/// A UDP link on a socket; see [`Link::from_socket`].
+pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let socket = Socket::new(socket)?;
     let local = socket.local();
     let mtu = interface::mtu_of(&socket, local.ip());
@@ -162,7 +164,7 @@ pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
         // The kernel's rxe sends no UDP checksum; the ICRC covers more than it would.
         sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_RX, 1)?;
     }
-    // Without GRO (before Linux 5.0) datagrams come one by one.
+    // Without GRO (before Linux 5.0) datagrams are received one by one.
     let _ = sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     for (force, plain) in [
         (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
@@ -175,10 +177,8 @@ pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The sending half.
 struct UdpTx {
     socket: Arc<Socket>,
-    /// Whether the kernel and the device underneath take runs.
     gso: bool,
     refused: Refusals,
 }
@@ -196,7 +196,7 @@ impl Transmit for UdpTx {
                     Errno::EINTR => {}
                     Errno::EBADF | Errno::ENOTSOCK | Errno::EFAULT => return Err(error),
                     Errno::EINVAL | Errno::EIO if self.probe_without_gso(batch) => {}
-                    errno => self.give_up(batch, errno),
+                    errno => self.drop_run(batch, errno),
                 },
             }
         }
@@ -205,13 +205,13 @@ impl Transmit for UdpTx {
 }
 
 impl UdpTx {
-    /// After the kernel refused the first run: tries its first packet alone. When that goes, GSO was at fault, and the
-    /// link does without from here on. `false` when the packet is refused too: then it was no fault of GSO's.
+    /// After the kernel refused the first run: tries its first packet alone. If that succeeds, GSO
+    /// was the cause, and the link stops using it. `false` when the packet is refused too.
     fn probe_without_gso(&mut self, batch: &mut TxBatch) -> bool {
         let Some(run) = batch.runs().next().filter(|run| run.packets > 1) else {
             return false;
         };
-        // The first of a run has Identification 0 with GSO as without: its ICRC holds.
+        // The first of a run has Identification 0 with GSO as without: its ICRC is valid.
         let first = Outgoing {
             dst: run.dst,
             bytes: &run.bytes[..run.segment],
@@ -227,13 +227,12 @@ impl UdpTx {
         true
     }
 
-    /// Takes the first run as lost.
-    fn give_up(&mut self, batch: &mut TxBatch, errno: Errno) {
+    fn drop_run(&mut self, batch: &mut TxBatch, errno: Errno) {
         if let Some(run) = batch.runs().next()
             && self.refused.is_new(errno)
         {
             let (dst, bytes) = (run.dst, run.segment);
-            tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; said once", errno.desc());
+            tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; reported once", errno.desc());
         }
         batch.consume(1);
     }
@@ -248,30 +247,30 @@ fn outgoing(run: super::RunRef<'_>) -> Outgoing<'_> {
     }
 }
 
-/// The errors already told, so that a lasting one does not flood the log.
+/// The errors already reported, so that a lasting one does not flood the log.
 #[derive(Default)]
 struct Refusals {
-    told: Vec<Errno>,
+    reported: Vec<Errno>,
 }
 
 impl Refusals {
     fn is_new(&mut self, errno: Errno) -> bool {
-        let new = !self.told.contains(&errno);
+        let new = !self.reported.contains(&errno);
         if new {
-            self.told.push(errno);
+            self.reported.push(errno);
         }
         new
     }
 }
 
-/// The receiving half.
 struct UdpRx {
     socket: Arc<Socket>,
     taken_over: TakenOver,
-    /// Whether the socket that was taken over is looked at first: neither shall starve the other.
+    /// Whether the socket that was taken over is polled first: round-robin, so that neither
+    /// starves.
     other_first: bool,
-    /// How many messages to ask either for: one while the link is quiet, for each that does not come costs as much as a look
-    /// at an empty socket; more while every call brings all it asked for.
+    /// How many messages to request from each: one while the link is idle, as each one that is not
+    /// there costs as much as a poll of an empty socket; more while every call returns all.
     expected: [usize; 2],
 }
 
@@ -282,11 +281,11 @@ impl Receive for UdpRx {
             return receive_from(&self.socket, own, batch);
         };
         self.other_first = !self.other_first;
-        let mut inlets = [(&*self.socket, own), (other, others)];
+        let mut sockets = [(&*self.socket, own), (other, others)];
         if self.other_first {
-            inlets.reverse();
+            sockets.reverse();
         }
-        let [(first, expected), (second, expected_there)] = inlets;
+        let [(first, expected), (second, expected_there)] = sockets;
         match receive_from(first, expected, batch)? {
             0 => receive_from(second, expected_there, batch),
             count => Ok(count),
@@ -297,7 +296,7 @@ impl Receive for UdpRx {
 fn receive_from(socket: &Socket, expected: &mut usize, batch: &mut RxBatch) -> io::Result<usize> {
     batch.clear();
     batch.local = socket.local();
-    // An ICMP error that waits on the socket is reported instead of a datagram, once each: look again.
+    // A pending ICMP error is reported instead of a datagram, once each: retry.
     for _ in 0..8 {
         let RxBatch { arena, messages, .. } = batch;
         let push = |message| messages.push(message);

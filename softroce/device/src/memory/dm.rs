@@ -1,23 +1,25 @@
-//! Device memory: memory of the device's own, which work requests and peers reach like any other, and the application by copies (ibv_alloc_dm(3)).
+//! Device memory (ibv_alloc_dm(3)): work requests and peers access it like any other, the
+//! application by copies.
 //!
-//! Here it is memory of the process, of which each device keeps [`capacity::DEVICE_MEMORY`] bytes. Copies run under the engine's lock, like those of packets.
+//! It is memory of the process, at most [`capacity::DEVICE_MEMORY`] bytes for each device. Copies
+//! run under the core lock, like those of packets.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Kind, Mr, Region, RegisterError, Rights, copy};
+use super::{Mr, Region, RegisterError, RegisteredMemory, Rights, copy};
 use crate::capacity;
 use crate::device::{Device, LimitError};
 use crate::pd::Pd;
 
-/// The alignment of what is allocated without another wish, in bytes: atomics need 8.
+/// The minimum alignment in bytes: atomics need 8.
 const ALIGNMENT: usize = 64;
 
-/// The largest alignment that may be asked for, as a power of two: a page.
+/// The largest alignment, as a power of two: a page.
 const MAX_ALIGNMENT_LOG: u32 = 12;
 
-/// A piece of device memory, zero at first. Clones name the same one; it goes with the last of them and the last region on it.
+/// Zeroed device memory. Clones share it; it is freed with the last of them and of its regions.
 #[derive(Clone, Debug)]
 pub struct Dm(Arc<DmHandle>);
 
@@ -28,33 +30,34 @@ struct DmHandle {
     layout: Layout,
 }
 
-// SAFETY: the memory is the handle's own, and is read and written under the engine's lock alone.
+// SAFETY: the memory is the handle's own, and is read and written under the core lock alone.
 unsafe impl Send for DmHandle {}
 // SAFETY: as above.
 unsafe impl Sync for DmHandle {}
 
-/// The range lies not within the device memory.
+/// The range is not within the device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the range lies not within the device memory")]
+#[error("the range is not within the device memory")]
 pub struct OutOfRange;
 
 impl Device {
     /// Allocates `len` bytes of device memory, at a multiple of 2^`alignment_log` bytes.
     ///
     /// # Errors
-    /// When there are no bytes in it, more than the device ever has, or the alignment is more than a page; or when there is not as much left.
+    /// When `len` is 0 or more than the device has, the alignment is more than a page, or not
+    /// enough is left.
     pub fn device_memory(self: &Arc<Self>, len: usize, alignment_log: u32) -> Result<Dm, LimitError> {
         if len == 0 || len > capacity::DEVICE_MEMORY || alignment_log > MAX_ALIGNMENT_LOG {
             return Err(LimitError::Size);
         }
         let alignment = ALIGNMENT.max(1 << alignment_log);
         let layout = Layout::from_size_align(len, alignment).map_err(|_| LimitError::Size)?;
-        if !self.shared().core.lock().take_device_memory(len) {
+        if !self.shared().core.lock().alloc_device_memory(len) {
             return Err(LimitError::Exhausted);
         }
         // SAFETY: the layout has bytes, as checked.
         let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            self.shared().core.lock().return_device_memory(len);
+            self.shared().core.lock().free_device_memory(len);
             return Err(LimitError::Exhausted);
         };
         Ok(Dm(Arc::new(DmHandle {
@@ -66,7 +69,7 @@ impl Device {
 }
 
 impl Dm {
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.0.device
     }
@@ -83,7 +86,8 @@ impl Dm {
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfRange> {
         let to = self.locate(offset, bytes.len())?;
         let _core = self.device().shared().core.lock();
-        // SAFETY: within the allocation, which nobody else accesses under this lock; `bytes` is a reference, which this memory never has.
+        // SAFETY: within the allocation, which is accessed under this lock alone; `bytes` is a
+        // reference, and there are none to this memory.
         unsafe { copy::to_peer_visible(bytes, to) };
         Ok(())
     }
@@ -91,7 +95,7 @@ impl Dm {
     /// Copies from `offset` into `bytes`.
     ///
     /// # Errors
-    /// When there are not as many; nothing was copied.
+    /// When they are beyond its end; nothing was copied.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfRange> {
         let from = self.locate(offset, bytes.len())?;
         let _core = self.device().shared().core.lock();
@@ -115,19 +119,17 @@ impl Drop for DmHandle {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout; no region refers to it, for each holds this handle.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
-        self.device
-            .shared()
-            .core
-            .lock()
-            .return_device_memory(self.layout.size());
+        self.device.shared().core.lock().free_device_memory(self.layout.size());
     }
 }
 
 impl Pd {
-    /// Registers `len` bytes of device memory from `offset` on, which peers and work requests then name by addresses from 0 on (ibv_alloc_dm(3)).
+    /// Registers `len` bytes of device memory from `offset` on; peers and work requests address
+    /// them from 0 on (ibv_alloc_dm(3)).
     ///
     /// # Errors
-    /// When range or rights do not allow it, the memory is of another device, or the device is full.
+    /// When range or rights do not allow it, the memory is of another device, or the device is
+    /// full.
     pub fn register_device_memory(
         &self,
         dm: &Dm,
@@ -141,6 +143,6 @@ impl Pd {
             return Err(RegisterError::Range);
         }
         let region = Region::new(base, len as u64, 0, self.id(), rights);
-        self.add(region, Kind::Device { _dm: dm.clone() })
+        self.add(region, RegisteredMemory::Device { _dm: dm.clone() })
     }
 }

@@ -1,10 +1,12 @@
-//! Registered memory: the table of regions and windows behind the engine's `Memory` trait, and the moving of bytes.
+//! Registered memory: the table of regions and windows behind the engine's `Memory` trait, and
+//! copies.
 //!
-//! The table lives under the engine's lock, and so does every copy. Deregistering takes that lock: once it returns, no copy is in flight and none
-//! can begin.
+//! The table is under the core lock, and so is every copy. Deregistering takes that lock: once it
+//! returns, no copy is in flight and none can begin.
 //!
-//! The application uses its memory while peers write it, as with any RDMA device. The bytes are moved by plain copies; what a reader may rely on
-//! is what RDMA gives it: the last eight bytes of a packet become visible after the rest (`copy::to_peer_visible`).
+//! The application uses its memory while peers write it, as with any RDMA device. Copies are plain
+//! memcpy; a reader may rely on what RDMA guarantees: the last eight bytes of a packet become
+//! visible after the rest (`copy::to_peer_visible`).
 
 pub(crate) mod copy;
 mod dm;
@@ -23,18 +25,19 @@ use crate::gpu;
 use crate::pd::Pd;
 
 pub use dm::{Dm, OutOfRange};
-pub(crate) use table::{Referred, Region, Shares, Spot, Table};
-pub use window::{Bound, Mw, WindowKind};
+pub(crate) use table::{Location, PayloadRef, Region, SharedBacking, Table};
+pub use window::{Mw, WindowKind, WindowsBound};
 
-/// Whether memory of GPUs can be registered in this process: CUDA's driver is looked for, which takes it a tenth of a second the first time.
+/// Whether GPU memory can be registered in this process. Loads the CUDA driver, which takes a tenth
+/// of a second the first time.
 pub fn takes_devices() -> bool {
     gpu::is_possible()
 }
 
-/// What a region may be used for (ibv_reg_mr(3)). Local reading is always allowed.
+/// Access rights of a region (ibv_reg_mr(3)). Local reading is always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rights {
-    /// IBV_ACCESS_LOCAL_WRITE: receives, READ responses and atomic results may land here.
+    /// IBV_ACCESS_LOCAL_WRITE: receives, READ responses and atomic results may be written here.
     pub local_write: bool,
     /// IBV_ACCESS_REMOTE_WRITE.
     pub remote_write: bool,
@@ -47,7 +50,7 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Whether they go together (ibv_reg_mr(3)).
+    /// Whether the combination is valid (ibv_reg_mr(3)).
     fn check(self) -> Result<(), RegisterError> {
         if (self.remote_write || self.remote_atomic) && !self.local_write {
             return Err(RegisterError::Rights);
@@ -59,22 +62,22 @@ impl Rights {
 /// Why memory could not be registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The length is 0, or address or I/O virtual address wrap around.
+    /// The length is 0, or the address or I/O virtual address wraps around.
     #[error("a memory region needs at least one byte and must not wrap around the address space")]
     Range,
     /// Remote writing and atomics need LOCAL_WRITE as well (ibv_reg_mr(3)).
     #[error("REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well")]
     Rights,
-    /// Part of it is not mapped, or not writable though LOCAL_WRITE is asked for.
-    #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is asked for")]
+    /// Part of it is not mapped, or not writable though LOCAL_WRITE is set.
+    #[error("part of the memory is not mapped, or not writable though LOCAL_WRITE is set")]
     Fault,
-    /// It is no memory of a GPU that CUDA knows here.
-    #[error("the addresses are of no GPU's memory that CUDA knows in this process")]
+    /// It is not GPU memory known to CUDA in this process.
+    #[error("the addresses are not GPU memory known to CUDA in this process")]
     NoDevice,
-    /// The machine has no memory left for its pages.
+    /// No memory is left for its pages.
     #[error("no memory left for the pages of the region")]
     OutOfMemory,
-    /// Windows are bound to the region that is to change.
+    /// Windows are bound to the region.
     #[error("memory windows are bound to the memory region")]
     Bound,
     /// The device has [`capacity::REGIONS`] already.
@@ -82,44 +85,44 @@ pub enum RegisterError {
     Exhausted,
 }
 
-/// A memory region (ibv_reg_mr(3)). Dropping it deregisters it: after that no peer and no queue pair touches the memory. Windows that are bound to it are unbound
-/// then; [`deregister`](Mr::deregister) refuses instead.
+/// A memory region (ibv_reg_mr(3)). Dropping it deregisters it: no peer and no queue pair accesses
+/// the memory after that. Windows bound to it are unbound; [`deregister`](Mr::deregister) fails
+/// instead.
 #[derive(Debug)]
 pub struct Mr {
     pd: Pd,
     key: u32,
-    kind: Kind,
+    memory: RegisteredMemory,
 }
 
-/// What is registered.
 #[derive(Debug)]
-enum Kind {
-    /// The application's memory, of the host or of a GPU.
+enum RegisteredMemory {
     Host(HostRange),
-    /// Device memory, held for as long.
-    Device { _dm: Dm },
-    /// Nothing: what is written vanishes.
+    Device {
+        _dm: Dm,
+    },
+    /// No memory: writes are dropped.
     Null,
 }
 
-/// A range of the application's memory, and the addresses by which peers and work requests name it.
+/// A range of the application's memory, and its I/O virtual address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostRange {
     /// The first byte.
     pub addr: *mut u8,
-    /// How many.
+    /// Bytes.
     pub len: usize,
-    /// The first byte's address.
+    /// The address of the first byte for peers and work requests.
     pub iova: u64,
 }
 
-// SAFETY: the promise made to [`Pd::register`] is for the whole process, and the pointer is used to look at the mapping alone.
+// SAFETY: the promise made to [`Pd::register`] is for the whole process, and the pointer is used to
+// find the mapping alone.
 unsafe impl Send for HostRange {}
 // SAFETY: as above.
 unsafe impl Sync for HostRange {}
 
 impl HostRange {
-    /// Checks its bounds.
     fn check(&self) -> Result<(), RegisterError> {
         let wraps =
             self.addr.addr().checked_add(self.len).is_none() || self.iova.checked_add(self.len as u64).is_none();
@@ -129,21 +132,22 @@ impl HostRange {
         Ok(())
     }
 
-    /// Checks it and brings its pages in. Gives what it is where the processor does not reach it: a GPU's memory. CUDA is looked for only then.
+    /// Checks it and populates its pages. Returns GPU memory if the CPU cannot access the range;
+    /// only then is CUDA loaded.
     fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
         self.check()?;
         match pages::populate(self.addr.addr(), self.len, rights.local_write) {
             Ok(()) => Ok(None),
             Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
                 None => Err(error),
-                Some(gpu::Place::Host) => Ok(None),
-                Some(gpu::Place::Device(range)) => Ok(Some(range)),
+                Some(gpu::MemoryKind::Host) => Ok(None),
+                Some(gpu::MemoryKind::Device(range)) => Ok(Some(range)),
             },
         }
     }
 }
 
-/// What [`Mr::change`] changes; `None` stays.
+/// The attributes of a re-registration (ibv_rereg_mr(3)); `None` is kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {
     /// Its memory.
@@ -155,13 +159,14 @@ pub struct Change<'a> {
 }
 
 impl Pd {
-    /// Registers memory, which peers and work requests then name by the addresses from `iova` on.
+    /// Registers memory, which peers and work requests address from `iova` on.
     ///
-    /// Its pages are brought in, as a device with DMA would pin them.
+    /// Its pages are populated, as a device with DMA would pin them.
     ///
     /// # Safety
-    /// The memory stays mapped, and writable if `rights` allow any writing, until the region is dropped. Rust code holds no reference to it while a
-    /// work request or a peer uses it against that reference's rules.
+    /// The memory stays mapped, and writable if `rights` allow any writing, until the region is
+    /// dropped. Rust code holds no reference to it while a work request or a peer uses it against
+    /// that reference's rules.
     ///
     /// # Errors
     /// When range, rights or pages do not allow it, or the device is full.
@@ -169,48 +174,54 @@ impl Pd {
         rights.check()?;
         let device = range.prepare(rights)?;
         if let Some(range) = &device {
-            self.device().shared().take_devices(range);
+            self.device().shared().enable_device_memory(range);
         }
         let segment = device.is_none().then(|| self.device().segment_of(&range)).flatten();
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region.in_segment(segment).on_device(device), Kind::Host(range))
+        self.add(
+            region.in_segment(segment).on_device(device),
+            RegisteredMemory::Host(range),
+        )
     }
 
-    /// Registers memory of a GPU, which [`register`](Self::register) does too where the processor does not reach it; here it is known to be such, as a dma-buf was made of it.
+    /// Registers GPU memory that is known to be such, as from a dma-buf.
+    /// [`register`](Self::register) detects it where the CPU cannot access the range.
     ///
     /// # Safety
     /// It stays allocated until the region is dropped.
     ///
     /// # Errors
-    /// [`RegisterError::NoDevice`] when it is no such memory; otherwise as [`register`](Self::register).
+    /// [`RegisterError::NoDevice`] when it is no GPU memory; otherwise as
+    /// [`register`](Self::register).
     pub unsafe fn register_device(&self, range: HostRange, rights: Rights) -> Result<Mr, RegisterError> {
         rights.check()?;
         range.check()?;
-        let Some(gpu::Place::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
+        let Some(gpu::MemoryKind::Device(device)) = gpu::find(range.addr.addr() as u64, range.len) else {
             return Err(RegisterError::NoDevice);
         };
-        self.device().shared().take_devices(&device);
+        self.device().shared().enable_device_memory(&device);
         let region = Region::new(range.addr, range.len as u64, range.iova, self.id(), rights);
-        self.add(region.on_device(Some(device)), Kind::Host(range))
+        self.add(region.on_device(Some(device)), RegisteredMemory::Host(range))
     }
 
-    /// A region of no memory at all: work requests here may name it, at any address, to read zeroes and to have what is received vanish (ibv_alloc_null_mr(3)).
+    /// A null region (ibv_alloc_null_mr(3)): at any address, reads give zeroes and writes are
+    /// dropped. For local use.
     ///
     /// # Errors
     /// When the device is full.
     pub fn null_region(&self) -> Result<Mr, RegisterError> {
-        self.add(Region::null(self.id()), Kind::Null)
+        self.add(Region::null(self.id()), RegisteredMemory::Null)
     }
 
-    fn add(&self, region: Region, kind: Kind) -> Result<Mr, RegisterError> {
+    fn add(&self, region: Region, memory: RegisteredMemory) -> Result<Mr, RegisterError> {
         let mut core = self.device().shared().core.lock();
         let key = core.memory.add_region(region).ok_or(RegisterError::Exhausted)?;
         drop(core);
         let pd = self.clone();
-        Ok(Mr { pd, key, kind })
+        Ok(Mr { pd, key, memory })
     }
 
-    /// Whether a work request may name all of `sge`, to write there when `write`.
+    /// Whether a work request may use all of `sge`, for writing when `write`.
     pub fn allows(&self, sge: &Sge, write: bool) -> bool {
         let memory = &mut self.device().shared().core.lock().memory;
         memory.check_local(self.id(), sge, write).is_ok()
@@ -218,29 +229,32 @@ impl Pd {
 }
 
 impl Mr {
-    /// The key for work requests on this device.
+    /// The local key.
     pub fn lkey(&self) -> LKey {
         LKey(self.key)
     }
 
-    /// The key for peers; worth nothing to them without remote rights.
+    /// The remote key; of no use without remote rights.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
     }
 
-    /// Changes memory, domain or rights between two packets, and keeps the keys (ibv_rereg_mr(3)). What peers and work requests name afterwards is the new.
+    /// Re-registers: changes memory, domain or rights between two packets, and keeps the keys
+    /// (ibv_rereg_mr(3)).
     ///
     /// # Safety
-    /// As for [`Pd::register`], for a new range or new rights. When this returns without an error, a range that was given up is touched no more.
+    /// As for [`Pd::register`], for a new range or new rights. When this returns without an error,
+    /// the former range is not accessed again.
     ///
     /// # Errors
-    /// When range, rights or pages do not allow it, the domain is of another device, windows are bound to it, or it is to have a range or rights and is not one of the
-    /// application's memory (no right of a null region, no range of device memory can change). Nothing changed then.
+    /// When range, rights or pages do not allow it, the domain is of another device, or windows are
+    /// bound to it; or for a range or rights of a null region, or a range of device memory. Nothing
+    /// changed then.
     pub unsafe fn change(&mut self, change: &Change<'_>) -> Result<(), RegisterError> {
         if change.pd.is_some_and(|pd| !Arc::ptr_eq(pd.device(), self.device())) {
             return Err(RegisterError::Range);
@@ -248,19 +262,19 @@ impl Mr {
         let before = self.device().shared().core.lock().memory.rights(self.key);
         let rights = change.rights.unwrap_or(before);
         rights.check()?;
-        let range = match self.kind {
-            Kind::Host(range) => {
+        let range = match self.memory {
+            RegisteredMemory::Host(range) => {
                 let range = change.range.unwrap_or(range);
                 let device = range.prepare(rights)?;
                 if let Some(range) = &device {
-                    self.device().shared().take_devices(range);
+                    self.device().shared().enable_device_memory(range);
                 }
                 Some((range, device))
             }
             _ if change.range.is_some() => return Err(RegisterError::Range),
-            Kind::Device { .. } => None,
-            Kind::Null if change.rights.is_some() => return Err(RegisterError::Rights),
-            Kind::Null => None,
+            RegisteredMemory::Device { .. } => None,
+            RegisteredMemory::Null if change.rights.is_some() => return Err(RegisterError::Rights),
+            RegisteredMemory::Null => None,
         };
         let pd = change.pd.unwrap_or(&self.pd);
         let placed = range.map(|(range, device)| {
@@ -272,25 +286,26 @@ impl Mr {
         let before = core
             .memory
             .change(self.key, placed, pd.id(), rights)
-            .map_err(|Bound| RegisterError::Bound)?;
-        core.take_back_region(self.key, before);
+            .map_err(|WindowsBound| RegisterError::Bound)?;
+        core.revoke_region_memory(self.key, before);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
         if let Some(range) = range {
-            self.kind = Kind::Host(range);
+            self.memory = RegisteredMemory::Host(range);
         }
         self.pd = pd.clone();
         Ok(())
     }
 
-    /// Takes the region's memory away from peers and queue pairs: all that is left to do is to drop it. Its keys are worth nothing from then on.
+    /// Deregisters: peers and queue pairs lose access, and the keys are invalid. The region is then
+    /// only to be dropped.
     ///
     /// # Errors
     /// While windows are bound to it (IBTA vol 1, 10.6.7.2.6); nothing changed then.
-    pub fn deregister(&self) -> Result<(), Bound> {
+    pub fn deregister(&self) -> Result<(), WindowsBound> {
         let mut core = self.device().shared().core.lock();
         core.memory.deregister(self.key)?;
-        core.take_back_region(self.key, Shares::default());
+        core.revoke_region_memory(self.key, SharedBacking::default());
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
         Ok(())
@@ -301,7 +316,7 @@ impl Drop for Mr {
     fn drop(&mut self) {
         let mut core = self.device().shared().core.lock();
         let shares = core.memory.remove(self.key);
-        core.take_back_region(self.key, shares);
+        core.revoke_region_memory(self.key, shares);
         drop(core);
         self.device().shared().wait_for_copies(None, Some(self.key));
     }

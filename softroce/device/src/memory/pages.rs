@@ -1,4 +1,4 @@
-//! Asks the kernel whether memory is there before the device relies on it.
+//! Populates pages and checks mappings before the device relies on them.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,8 @@ use nix::errno::Errno;
 
 use super::RegisterError;
 
-/// Brings in the pages of a range, writable ones when `write`: an unmapped page or a missing permission is an error here, not a signal later.
+/// Populates the pages of a range, writable ones when `write`: an unmapped page or a missing
+/// permission is an error here, not a signal later.
 ///
 /// Kernels before 5.14 cannot populate; there only the mapping is checked.
 pub(super) fn populate(addr: usize, len: usize, write: bool) -> Result<(), RegisterError> {
@@ -27,14 +28,14 @@ pub(super) fn populate(addr: usize, len: usize, write: bool) -> Result<(), Regis
         return match advise(start, end - start, advice) {
             Ok(()) => Ok(()),
             Err(Errno::EINTR | Errno::EAGAIN) => continue,
-            // Of a mapped range it means that the machine is out of memory; of a hole, that there is one.
+            // For a mapped range it means that the machine is out of memory; otherwise a hole.
             Err(Errno::ENOMEM) => all_mapped(start, end, page).and(Err(RegisterError::OutOfMemory)),
             Err(_) => Err(RegisterError::Fault),
         };
     }
 }
 
-/// Whether this kernel knows MADV_POPULATE_READ: it is tried on a page that is certainly there.
+/// Whether the kernel has MADV_POPULATE_READ, tried on a mapped page.
 fn can_populate() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
@@ -45,7 +46,8 @@ fn can_populate() -> bool {
 }
 
 fn advise(start: usize, len: usize, advice: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: the populating advices change no content and no mapping; the kernel checks the range, and refuses what is not ours.
+    // SAFETY: the populating advices change no content and no mapping; the kernel checks the range,
+    // and refuses what is not mapped here.
     Errno::result(unsafe { libc::madvise(std::ptr::without_provenance_mut(start), len, advice) }).map(drop)
 }
 
@@ -55,7 +57,8 @@ fn all_mapped(start: usize, end: usize, page: usize) -> Result<(), RegisterError
     let mut resident = [0_u8; PAGES];
     for chunk in (start..end).step_by(PAGES * page) {
         let len = (end - chunk).min(PAGES * page);
-        // SAFETY: it writes one byte per page of the range into `resident`, which has room for PAGES; it only reads the page tables.
+        // SAFETY: it writes one byte per page of the range into `resident`, which has room for
+        // PAGES; it only reads the page tables.
         let result = unsafe { libc::mincore(std::ptr::without_provenance_mut(chunk), len, resident.as_mut_ptr()) };
         if Errno::result(result).is_err() {
             return Err(RegisterError::Fault);
@@ -81,12 +84,13 @@ mod tests {
 
     use super::*;
 
-    /// Three pages of which the middle one has `middle`'s protection, or none is mapped there for `None`.
+    /// Three pages of which the middle one has the protection `middle`, or is unmapped for `None`.
     fn with_middle(middle: Option<ProtFlags>, test: impl FnOnce(usize, usize)) {
         let page = page_size();
         let len = NonZeroUsize::new(3 * page).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new private mapping, at an address of the kernel's choosing, disturbs no other memory.
+        // SAFETY: a new private mapping, at an address of the kernel's choosing, disturbs no other
+        // memory.
         let base = unsafe { mmap_anonymous(None, len, rw, MapFlags::MAP_PRIVATE) }.unwrap();
         // SAFETY: the middle page lies in the mapping just made, which nothing refers to.
         let second = unsafe { base.byte_add(page) };

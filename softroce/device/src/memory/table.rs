@@ -1,10 +1,11 @@
-//! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA vol 1, 10.6).
+//! The table of memory regions and windows, and the checks of key, domain, range and right (IBTA
+//! vol 1, 10.6).
 
 mod device;
+mod registration;
 mod window;
 
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::{mem, ptr};
 
@@ -12,45 +13,43 @@ use doorbell_roce_proto::memory::{AccessError, AtomicOp, Bind, Invalidator, Memo
 use doorbell_roce_proto::{EndpointConfig, LKey, Qpn, RKey};
 
 use self::window::Window;
-use super::{Bound, HostRange, Rights, copy};
-use crate::capacity;
+use super::{Rights, copy};
 use crate::gpu::{self, Failed};
-use crate::local::segment::{Place, Segment, SegmentId};
+use crate::shm_ring::segment::{Segment, SegmentId, SegmentRange};
 
 /// A registered range.
 #[derive(Debug)]
 pub(crate) struct Region {
-    /// Null for a region of no memory.
+    /// Null for a null region.
     base: *mut u8,
     len: u64,
     iova: u64,
     pd: PdId,
     rights: Rights,
-    /// How many windows are bound to it.
     windows: usize,
-    /// The shared memory that it lies in, if it does.
-    segment: Option<Place>,
-    /// A GPU's: `base` is an address there, and no pointer.
+    /// Its range of a shared memory segment, if it has one.
+    segment: Option<SegmentRange>,
+    /// GPU memory: `base` is then a device address, and no pointer.
     device: Option<gpu::Range>,
 }
 
-/// Where a range of a region lies.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Spot<'a> {
-    /// Nowhere: what is read is zero, and what is written vanishes.
-    Nowhere,
-    /// In memory of the host.
+pub(crate) enum Location<'a> {
+    /// A null region: reads give zeroes, writes are dropped.
+    Null,
     Host(*mut u8),
-    /// In a GPU's, from this byte of the registered range on.
+    /// GPU memory, from this byte of the registered range on.
     Device(&'a gpu::Range, usize),
 }
 
-// SAFETY: whoever registered it promised memory that stays mapped until the region is dropped, for the whole process: the pointer is as good on
-// one thread as on another, and is used only through `&mut Table`, by one thread at a time.
+// SAFETY: the registration promised memory that stays mapped until the region is dropped, for the
+// whole process: the pointer is as good on one thread as on another, and is used only through
+// `&mut Table`, by one thread at a time.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// A region of `len` bytes at `base`. That they are usable until it is dropped is the promise made to [`Pd::register`](crate::Pd::register).
+    /// A region of `len` bytes at `base`, usable until it is dropped by the contract of
+    /// [`Pd::register`](crate::Pd::register).
     pub(super) fn new(base: *mut u8, len: u64, iova: u64, pd: PdId, rights: Rights) -> Self {
         Self {
             base,
@@ -64,21 +63,19 @@ impl Region {
         }
     }
 
-    /// The same, of a GPU's memory.
     pub(super) fn on_device(self, device: Option<gpu::Range>) -> Self {
         Self { device, ..self }
     }
 
-    /// The same, in the shared memory that it lies in.
-    pub(super) fn in_segment(self, segment: Option<Place>) -> Self {
+    pub(super) fn in_segment(self, segment: Option<SegmentRange>) -> Self {
         Self { segment, ..self }
     }
 
-    /// How others on this host can reach `len` bytes of it at `at`.
-    fn refer(&self, key: u32, at: *mut u8, len: usize) -> Referred {
+    /// A payload reference to `len` bytes of it at `at`.
+    fn payload_ref(&self, key: u32, at: *mut u8, len: usize) -> PayloadRef {
         let offset = (at.addr() - self.base.addr()) as u64;
         let segment = self.segment.as_ref();
-        Referred {
+        PayloadRef {
             key,
             at,
             len,
@@ -87,16 +84,16 @@ impl Region {
         }
     }
 
-    /// What a place in it that was located is.
-    fn spot(&self, at: *mut u8) -> Spot<'_> {
+    /// The location of a pointer from `locate`.
+    fn location(&self, at: *mut u8) -> Location<'_> {
         match &self.device {
-            Some(range) => Spot::Device(range, at.addr() - self.base.addr()),
-            None if self.base.is_null() => Spot::Nowhere,
-            None => Spot::Host(at),
+            Some(range) => Location::Device(range, at.addr() - self.base.addr()),
+            None if self.base.is_null() => Location::Null,
+            None => Location::Host(at),
         }
     }
 
-    /// A region of every address and no memory, for local use.
+    /// A null region, of every address, for local use.
     pub(super) fn null(pd: PdId) -> Self {
         let rights = Rights {
             local_write: true,
@@ -105,13 +102,13 @@ impl Region {
         Self::new(ptr::null_mut(), u64::MAX, 0, pd, rights)
     }
 
-    /// Where `len` bytes at `addr` lie, when they lie inside.
+    /// The pointer to `len` bytes at `addr`, if they are inside.
     fn locate(&self, addr: u64, len: u64) -> Result<*mut u8, AccessError> {
         let offset = addr.checked_sub(self.iova).ok_or(AccessError)?;
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(AccessError);
         }
-        // Below `self.len`, which came from a usize.
+        // Below `self.len`, which is from a usize.
         Ok(self.base.wrapping_add(offset as usize))
     }
 
@@ -126,30 +123,29 @@ impl Region {
 
 /// What other processes may have mapped of a region.
 #[derive(Debug, Default)]
-pub(crate) struct Shares {
+pub(crate) struct SharedBacking {
     pub(crate) segment: Option<Arc<Segment>>,
     pub(crate) allocation: Option<Arc<gpu::Allocation>>,
 }
 
 /// Memory that a packet for another process of this host refers to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Referred {
-    /// Of the region that it lies in.
+pub(crate) struct PayloadRef {
     pub(crate) key: u32,
     pub(crate) at: *const u8,
     pub(crate) len: usize,
-    /// The segment that it lies in, and where.
+    /// Its segment, and the offset there.
     pub(crate) segment: Option<(SegmentId, u64)>,
-    /// Where it is in the allocation of a GPU's memory: `at` is no pointer then.
+    /// The offset in an allocation of GPU memory: `at` is no pointer then.
     pub(crate) device: Option<u64>,
 }
 
-/// What reading a region of no memory gives, for as long as a packet can be.
+/// What a null region reads as, for the largest packet.
 static ZEROS: [u8; EndpointConfig::LANE_MTU] = [0; EndpointConfig::LANE_MTU];
 
 #[derive(Debug)]
 enum Object {
-    Nothing,
+    Free,
     Region(Region),
     Window(Window),
 }
@@ -160,8 +156,9 @@ struct Slot {
     object: Object,
 }
 
-/// The regions and windows of a device. A key is the index of its slot in the upper 16 bits, and below them a tag that nobody can predict, new for each
-/// registration. Of a window's key the lower 8 bits are the consumer's, new for each binding.
+/// The regions and windows of a device. A key has the slot's index in the upper 16 bits, and below
+/// it a random tag, new for each registration. The lower 8 bits of a window's key are the
+/// consumer's, new for each binding.
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
@@ -170,21 +167,18 @@ pub(crate) struct Table {
     registrations: u64,
     regions: usize,
     windows: usize,
-    /// How many of the windows are bound.
     bindings: usize,
-    /// What the packet being written refers to.
-    referred: Vec<Referred>,
-    /// Queue pairs to which bytes of READ responses are on their way: what is sent might be read from there.
-    unsettled: Vec<Qpn>,
-    /// Whether a region ever was of a GPU's memory: where none was, no packet needs to be asked about.
-    knows_devices: bool,
-    /// What goes over UDP from and to memory of GPUs.
-    ahead: gpu::Ahead,
-    /// Regions that lost a window: what was read of them through it is not to be read any more.
-    retracted: Vec<u32>,
+    payload_refs: Vec<PayloadRef>,
+    /// Queue pairs with GPU copies of READ responses in flight: their sends may read that memory.
+    reads_pending: Vec<Qpn>,
+    /// GPU memory was registered: without it no packet needs the check.
+    has_device_memory: bool,
+    udp_staging: gpu::UdpStaging,
+    /// Regions that lost a window: references made through it are to be revoked.
+    revoked_regions: Vec<u32>,
 }
 
-// SAFETY: the pointers in `referred` are to registered memory, as those of the regions are.
+// SAFETY: the pointers in `payload_refs` are to registered memory, as those of the regions are.
 unsafe impl Send for Table {}
 
 impl Table {
@@ -197,48 +191,48 @@ impl Table {
             regions: 0,
             windows: 0,
             bindings: 0,
-            referred: Vec::new(),
-            unsettled: Vec::new(),
-            knows_devices: false,
-            ahead: gpu::Ahead::default(),
-            retracted: Vec::new(),
+            payload_refs: Vec::new(),
+            reads_pending: Vec::new(),
+            has_device_memory: false,
+            udp_staging: gpu::UdpStaging::default(),
+            revoked_regions: Vec::new(),
         }
     }
 
-    /// What the packet that was written refers to.
-    pub(crate) fn referred(&self) -> &[Referred] {
-        &self.referred
+    pub(crate) fn payload_refs(&self) -> &[PayloadRef] {
+        &self.payload_refs
     }
 
-    /// Another packet is to be written.
-    pub(crate) fn forget_referred(&mut self) {
-        self.referred.clear();
+    pub(crate) fn clear_payload_refs(&mut self) {
+        self.payload_refs.clear();
     }
 
-    /// Bytes of READ responses are on their way to this queue pair.
-    pub(crate) fn unsettle(&mut self, qpn: Qpn) {
-        if !self.unsettled.contains(&qpn) {
-            self.unsettled.push(qpn);
+    /// GPU copies of READ responses to this queue pair are in flight.
+    pub(crate) fn mark_reads_pending(&mut self, qpn: Qpn) {
+        if !self.reads_pending.contains(&qpn) {
+            self.reads_pending.push(qpn);
         }
     }
 
-    /// Those of which `is` says so no more: what they were given is where it belongs.
-    pub(crate) fn settle(&mut self, is: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
-        let (left, settled) = mem::take(&mut self.unsettled).into_iter().partition(|qpn| is(*qpn));
-        self.unsettled = left;
-        settled
+    /// Removes and returns the queue pairs of which `is_pending` is false: their READs are in
+    /// memory.
+    pub(crate) fn take_reads_done(&mut self, is_pending: impl Fn(Qpn) -> bool) -> Vec<Qpn> {
+        let (pending, done) = mem::take(&mut self.reads_pending)
+            .into_iter()
+            .partition(|qpn| is_pending(*qpn));
+        self.reads_pending = pending;
+        done
     }
 
-    pub(crate) fn has_retracted(&self) -> bool {
-        !self.retracted.is_empty()
+    pub(crate) fn has_revoked(&self) -> bool {
+        !self.revoked_regions.is_empty()
     }
 
     /// The next region that lost a window, by its key.
-    pub(crate) fn retracted(&mut self) -> Option<u32> {
-        self.retracted.pop()
+    pub(crate) fn poll_revoked(&mut self) -> Option<u32> {
+        self.revoked_regions.pop()
     }
 
-    /// The segment in which a region lies.
     pub(crate) fn segment(&self, key: u32) -> Option<&Arc<Segment>> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
         match &slot.object {
@@ -247,128 +241,8 @@ impl Table {
         }
     }
 
-    /// The packet at hand refers to this, which was kept back.
-    pub(crate) fn refer_again(&mut self, referred: Vec<Referred>) {
-        self.referred = referred;
-    }
-
-    /// Adds a region and gives its key; `None` when there are too many.
-    pub(super) fn add_region(&mut self, region: Region) -> Option<u32> {
-        if self.regions == capacity::REGIONS {
-            return None;
-        }
-        let is_device = region.device.is_some();
-        let key = self.insert(Object::Region(region))?;
-        self.knows_devices |= is_device;
-        self.regions += 1;
-        Some(key)
-    }
-
-    /// Takes a region out, and unbinds what windows are bound to it. Gives what others may have mapped of it.
-    pub(super) fn remove(&mut self, key: u32) -> Shares {
-        let index = (key >> 16) as u16;
-        if let Some(Slot {
-            object: Object::Region(region),
-            ..
-        }) = self.slots.get(usize::from(index)).filter(|slot| slot.key == key)
-        {
-            if region.windows > 0 {
-                self.unbind_from(index);
-            }
-            self.regions -= 1;
-            return match self.free(index) {
-                Object::Region(region) => Shares {
-                    segment: region.segment.map(|place| place.segment),
-                    allocation: region.device.map(|range| range.allocation),
-                },
-                _ => Shares::default(),
-            };
-        }
-        Shares::default()
-    }
-
-    /// Takes the region's memory away, unless windows are bound to it. The slot is its owner's until it is [removed](Self::remove).
-    pub(super) fn deregister(&mut self, key: u32) -> Result<(), Bound> {
-        let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
-        if let Some(Slot {
-            object: Object::Region(region),
-            ..
-        }) = slot
-        {
-            if region.windows > 0 {
-                return Err(Bound);
-            }
-            // No address is inside, and no window can be bound.
-            region.len = 0;
-            region.rights = Rights::default();
-        }
-        Ok(())
-    }
-
-    fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
-        let slot = self
-            .slots
-            .get_mut((key >> 16) as usize)
-            .filter(|slot| slot.key == key)?;
-        match &mut slot.object {
-            Object::Region(region) => Some(region),
-            _ => None,
-        }
-    }
-
-    /// The rights of a region; none of what is none.
-    pub(super) fn rights(&mut self, key: u32) -> Rights {
-        self.region_mut(key).map_or(Rights::default(), |region| region.rights)
-    }
-
-    /// Gives a region another domain, other rights, and other memory when `range` says so, unless windows are bound to it.
-    ///
-    /// Gives what others may have mapped of it, when it got other memory.
-    pub(super) fn change(
-        &mut self,
-        key: u32,
-        range: Option<(HostRange, Option<Place>, Option<gpu::Range>)>,
-        pd: PdId,
-        rights: Rights,
-    ) -> Result<Shares, Bound> {
-        let is_device = matches!(&range, Some((_, _, Some(_))));
-        let Some(region) = self.region_mut(key) else {
-            return Ok(Shares::default());
-        };
-        if region.windows > 0 {
-            return Err(Bound);
-        }
-        let mut before = Shares::default();
-        if let Some((range, segment, device)) = range {
-            (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
-            before.segment = mem::replace(&mut region.segment, segment).map(|place| place.segment);
-            before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
-        }
-        (region.pd, region.rights) = (pd, rights);
-        self.knows_devices |= is_device;
-        Ok(before)
-    }
-
-    fn insert(&mut self, object: Object) -> Option<u32> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => u16::try_from(self.slots.len()).ok()?,
-        };
-        self.registrations += 1;
-        let tag = self.tags.hash_one(self.registrations) as u16;
-        // Never 0, whatever a window's lower 8 bits are: some programs take a key of 0 for none.
-        let key = u32::from(index) << 16 | u32::from(tag.max(0x100));
-        let slot = Slot { key, object };
-        match self.slots.get_mut(usize::from(index)) {
-            Some(old) => *old = slot,
-            None => self.slots.push(slot),
-        }
-        Some(key)
-    }
-
-    fn free(&mut self, index: u16) -> Object {
-        self.free.push(index);
-        mem::replace(&mut self.slots[usize::from(index)].object, Object::Nothing)
+    pub(crate) fn restore_payload_refs(&mut self, payload_refs: Vec<PayloadRef>) {
+        self.payload_refs = payload_refs;
     }
 
     fn region(&self, pd: PdId, key: u32) -> Result<&Region, AccessError> {
@@ -379,20 +253,27 @@ impl Table {
         }
     }
 
-    /// Where a local range is.
-    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Spot<'_>, AccessError> {
+    fn local(&self, pd: PdId, key: LKey, addr: u64, len: usize, write: bool) -> Result<Location<'_>, AccessError> {
         let region = self.region(pd, key.0)?;
         if write && !region.rights.local_write {
             return Err(AccessError);
         }
-        Ok(region.spot(region.locate(addr, len as u64)?))
+        Ok(region.location(region.locate(addr, len as u64)?))
     }
 
-    fn remote(&self, via: Via, key: RKey, addr: u64, len: u64, right: RemoteRight) -> Result<Spot<'_>, AccessError> {
-        self.remote_keyed(via, key, addr, len, right).map(|(_, spot)| spot)
+    fn remote(
+        &self,
+        via: Via,
+        key: RKey,
+        addr: u64,
+        len: u64,
+        right: RemoteRight,
+    ) -> Result<Location<'_>, AccessError> {
+        self.remote_keyed(via, key, addr, len, right)
+            .map(|(_, location)| location)
     }
 
-    /// Where a range is that a peer reaches, and the key of its region.
+    /// Checks a peer's access, and returns the region's key and the location.
     fn remote_keyed(
         &self,
         via: Via,
@@ -400,12 +281,12 @@ impl Table {
         addr: u64,
         len: u64,
         right: RemoteRight,
-    ) -> Result<(u32, Spot<'_>), AccessError> {
+    ) -> Result<(u32, Location<'_>), AccessError> {
         let (region, key, addr) = self.remote_region(via, key, addr, len, right)?;
-        Ok((key, region.spot(region.locate(addr, len)?)))
+        Ok((key, region.location(region.locate(addr, len)?)))
     }
 
-    /// The region that a peer reaches, its key, and the address in it.
+    /// The region that a peer accesses, its key, and the address in it.
     fn remote_region(
         &self,
         via: Via,
@@ -431,33 +312,38 @@ impl Table {
         }
     }
 
-    /// Where received bytes go.
-    pub(crate) fn local_target(&self, pd: PdId, lkey: LKey, addr: u64, len: usize) -> Result<Spot<'_>, AccessError> {
+    pub(crate) fn local_target(
+        &self,
+        pd: PdId,
+        lkey: LKey,
+        addr: u64,
+        len: usize,
+    ) -> Result<Location<'_>, AccessError> {
         self.local(pd, lkey, addr, len, true)
     }
 
-    /// Where a peer's WRITE goes, and the key of its region.
+    /// The location for a peer's WRITE, and the key of its region.
     pub(crate) fn write_target(
         &self,
         via: Via,
         rkey: RKey,
         addr: u64,
         len: usize,
-    ) -> Result<(u32, Spot<'_>), AccessError> {
+    ) -> Result<(u32, Location<'_>), AccessError> {
         self.remote_keyed(via, rkey, addr, len as u64, RemoteRight::Write)
     }
 }
 
-impl Spot<'_> {
-    /// Copies out.
+impl Location<'_> {
     fn read(self, dst: &mut [u8]) -> Result<(), AccessError> {
         match self {
-            Self::Nowhere => {
+            Self::Null => {
                 dst.fill(0);
                 Ok(())
             }
             Self::Host(src) => {
-                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never registered.
+                // SAFETY: inside a region, thus readable; `dst` is the device's own memory, never
+                // registered.
                 unsafe { copy::from(src, dst) };
                 Ok(())
             }
@@ -469,13 +355,11 @@ impl Spot<'_> {
         }
     }
 
-    /// Copies in.
-    ///
     /// # Safety
     /// It is writable for the length of `src`, which is the device's own memory.
     unsafe fn write(self, src: &[u8]) -> Result<(), AccessError> {
         match self {
-            Self::Nowhere => Ok(()),
+            Self::Null => Ok(()),
             Self::Host(dst) => {
                 // SAFETY: the same contract.
                 unsafe { copy::to_peer_visible(src, dst) };
@@ -495,7 +379,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         self.local(pd, lkey, addr, dst.len(), false)?.read(dst)
     }
 
@@ -510,7 +394,7 @@ impl Memory for Table {
         let len = dst.len().saturating_add(behind);
         match self.on_device(|table| table.local(pd, lkey, addr, len, false)) {
             Some((range, at)) => {
-                let read = self.ahead.read(&range, at, dst, behind);
+                let read = self.udp_staging.read(&range, at, dst, behind);
                 read.map_err(|Failed| AccessError)
             }
             None => self.gather(pd, lkey, addr, dst),
@@ -528,12 +412,12 @@ impl Memory for Table {
         if src.is_empty() {
             return Ok(());
         }
-        if self.ahead.puts_by()
+        if self.udp_staging.is_write_behind()
             && let Some((range, at)) = self.on_device(|table| table.local(pd, lkey, addr, src.len(), true))
         {
-            return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
+            return self.udp_staging.write(&range, at, src).map_err(|Failed| AccessError);
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         // SAFETY: inside a region with LOCAL_WRITE, thus writable.
         unsafe { self.local(pd, lkey, addr, src.len(), true)?.write(src) }
     }
@@ -556,7 +440,7 @@ impl Memory for Table {
         if dst.is_empty() {
             return Ok(());
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         self.remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?
             .read(dst)
     }
@@ -572,7 +456,7 @@ impl Memory for Table {
         let len = dst.len().saturating_add(behind);
         match self.on_device(|table| table.remote(via, rkey, addr, len as u64, RemoteRight::Read)) {
             Some((range, at)) => {
-                let read = self.ahead.read(&range, at, dst, behind);
+                let read = self.udp_staging.read(&range, at, dst, behind);
                 read.map_err(|Failed| AccessError)
             }
             None => self.remote_read(via, rkey, addr, dst),
@@ -583,33 +467,35 @@ impl Memory for Table {
         if src.is_empty() {
             return Ok(());
         }
-        if self.ahead.puts_by()
+        if self.udp_staging.is_write_behind()
             && let Some((range, at)) =
                 self.on_device(|table| table.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write))
         {
-            return self.ahead.write(&range, at, src).map_err(|Failed| AccessError);
+            return self.udp_staging.write(&range, at, src).map_err(|Failed| AccessError);
         }
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         let target = self.remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?;
-        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding grant that only with LOCAL_WRITE, thus writable.
+        // SAFETY: inside a region with REMOTE_WRITE, or a window with it; registration and binding
+        // grant that only with LOCAL_WRITE, thus writable.
         unsafe { target.write(src) }
     }
 
     fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        self.settle_put()?;
+        self.flush_staged_writes()?;
         let word = match self.remote(via, rkey, addr, 8, RemoteRight::Atomic)? {
-            Spot::Host(word) => word,
-            Spot::Nowhere => return Err(AccessError),
-            Spot::Device(..) => {
-                tracing::debug!("an atomic on memory of a GPU is refused: the soft device has none there");
+            Location::Host(word) => word,
+            Location::Null => return Err(AccessError),
+            Location::Device(..) => {
+                tracing::debug!("an atomic on GPU memory is refused: the soft device does not support them");
                 return Err(AccessError);
             }
         };
-        // The engine checked the address; with an I/O virtual address of its own, the memory may lie otherwise.
+        // The engine checked the I/O virtual address; the memory may be aligned differently.
         if !word.addr().is_multiple_of(8) {
             return Err(AccessError);
         }
-        // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs LOCAL_WRITE: readable and writable; aligned as checked.
+        // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs
+        // LOCAL_WRITE: readable and writable; aligned as checked.
         Ok(unsafe { copy::atomic(word, op) })
     }
 
@@ -623,11 +509,11 @@ impl Memory for Table {
 
     fn is_distant(&mut self, pd: PdId, sges: &[Sge]) -> bool {
         let is_device = |sge: &Sge| self.region(pd, sge.lkey.0).is_ok_and(|region| region.device.is_some());
-        self.knows_devices && sges.iter().any(is_device)
+        self.has_device_memory && sges.iter().any(is_device)
     }
 
     fn is_distant_remote(&mut self, via: Via, rkey: RKey) -> bool {
-        if !self.knows_devices {
+        if !self.has_device_memory {
             return false;
         }
         let slot = self
@@ -645,35 +531,35 @@ impl Memory for Table {
     }
 
     fn is_unsettled(&self, qpn: Qpn) -> bool {
-        !self.unsettled.is_empty() && self.unsettled.contains(&qpn)
+        !self.reads_pending.is_empty() && self.reads_pending.contains(&qpn)
     }
 
     fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let len = sge.len as usize;
-        let referred = match self.local(pd, sge.lkey, sge.addr, len, false)? {
-            Spot::Host(at) => self.region(pd, sge.lkey.0)?.refer(sge.lkey.0, at, len),
-            Spot::Device(_, offset) => {
+        let payload_ref = match self.local(pd, sge.lkey, sge.addr, len, false)? {
+            Location::Host(at) => self.region(pd, sge.lkey.0)?.payload_ref(sge.lkey.0, at, len),
+            Location::Device(_, offset) => {
                 let region = self.region(pd, sge.lkey.0)?;
-                region.refer(sge.lkey.0, region.base.wrapping_add(offset), len)
+                region.payload_ref(sge.lkey.0, region.base.wrapping_add(offset), len)
             }
-            Spot::Nowhere => Referred {
+            Location::Null => PayloadRef {
                 key: sge.lkey.0,
                 at: ZEROS.as_ptr(),
-                // A packet has no more.
+                // No packet is longer.
                 len: len.min(ZEROS.len()),
                 segment: None,
                 device: None,
             },
         };
-        self.referred.push(referred);
+        self.payload_refs.push(payload_ref);
         Ok(())
     }
 
     fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let (region, key, addr) = self.remote_region(via, rkey, addr, u64::from(len), RemoteRight::Read)?;
         let at = region.locate(addr, u64::from(len))?;
-        let referred = region.refer(key, at, len as usize);
-        self.referred.push(referred);
+        let payload_ref = region.payload_ref(key, at, len as usize);
+        self.payload_refs.push(payload_ref);
         Ok(())
     }
 }

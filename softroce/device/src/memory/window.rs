@@ -1,4 +1,4 @@
-//! Memory windows as objects. Binding and invalidating are work requests of a queue pair; what they do is in the table.
+//! Memory windows as objects. Binding and invalidating are work requests, performed by the table.
 
 use doorbell_roce_proto::RKey;
 
@@ -10,27 +10,28 @@ use std::sync::Arc;
 /// Windows are bound to the region (`EBUSY`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("memory windows are bound to the memory region")]
-pub struct Bound;
+pub struct WindowsBound;
 
 /// The type of a memory window (IBTA vol 1, 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WindowKind {
-    /// Type 1: good for every queue pair of its protection domain; bound again without being invalidated first, and by binding only.
+    /// Type 1: usable by every queue pair of its protection domain, and rebound without
+    /// invalidation.
     One,
-    /// Type 2B: good for the queue pair that bound it, which its owner or the peer may invalidate. Its keys are the consumer's choice, as far as the lower 8 bits go.
+    /// Type 2B: usable by the queue pair that bound it; the owner or the peer may invalidate it.
+    /// The consumer chooses the lower 8 bits of its keys.
     Two,
 }
 
-/// A memory window (ibv_alloc_mw(3)). Dropping it takes what is bound away.
+/// A memory window (ibv_alloc_mw(3)). Dropping it unbinds it.
 #[derive(Debug)]
 pub struct Mw {
     pd: Pd,
-    /// The key it was made with.
     key: u32,
 }
 
 impl Pd {
-    /// A window that is bound to nothing.
+    /// An unbound window.
     ///
     /// # Errors
     /// When the device has [`capacity::WINDOWS`] already.
@@ -43,17 +44,17 @@ impl Pd {
 }
 
 impl Mw {
-    /// The key it was made with; each binding gives it another one.
+    /// The initial key; each binding gives it another one.
     pub fn first_rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// Whether this may be a key of the window: all bits but the lower 8 are its own.
+    /// Whether this may be a key of the window: all bits but the lower 8 match.
     pub fn owns(&self, rkey: RKey) -> bool {
         rkey.0 >> 8 == self.key >> 8
     }
 
-    /// The device it is of.
+    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
     }

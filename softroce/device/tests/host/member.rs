@@ -1,4 +1,4 @@
-//! A process of its own with a device, which says what it sees.
+//! A member process with a device, which reports what it sees.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -10,13 +10,12 @@ use doorbell_softroce::host::{MemberId, SLOTS};
 use doorbell_softroce::{Device, DeviceConfig};
 use nix::unistd::{ForkResult, Uid, fork, setresuid};
 
-/// Set for processes that are members: the address and the user.
+/// Set for member processes: the address and the user.
 const ROLE: &str = "DOORBELL_TEST_MEMBER";
 
-/// Marks a line as an answer, among what the test harness prints.
+/// Marks a line as a reply, among the test harness's output.
 const ANSWER: &str = "member: ";
 
-/// How a member starts.
 #[derive(Clone, Copy)]
 pub(crate) struct Start {
     address: IpAddr,
@@ -36,7 +35,6 @@ impl Start {
     }
 }
 
-/// A device at the default address, at this port.
 pub(crate) fn at_port(port: u16) -> DeviceConfig {
     DeviceConfig {
         port,
@@ -51,7 +49,6 @@ pub(crate) struct Member {
     commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     pub(crate) slot: u16,
-    /// Its own UDP port.
     pub(crate) port: u16,
 }
 
@@ -60,7 +57,6 @@ impl Member {
         Self::launch(start).joined()
     }
 
-    /// Starts it, and does not wait until it has joined.
     pub(crate) fn launch(start: Start) -> Self {
         let role = format!("{} {}", start.address, start.uid);
         let mut process = Command::new(env::current_exe().unwrap())
@@ -79,11 +75,11 @@ impl Member {
         }
     }
 
-    /// Waits until it has joined, or says why it cannot.
+    /// Waits until it has joined, or returns why it cannot.
     pub(crate) fn joined(mut self) -> Result<Self, String> {
-        let said = self.answer();
-        let [slot, port] = numbers(&said)[..] else {
-            return Err(said);
+        let reply = self.answer();
+        let [slot, port] = numbers(&reply)[..] else {
+            return Err(reply);
         };
         (self.slot, self.port) = (slot as u16, port as u16);
         Ok(self)
@@ -101,11 +97,11 @@ impl Member {
         panic!("the member ended without an answer");
     }
 
-    pub(crate) fn ask(&mut self, command: &str) -> Vec<u64> {
+    pub(crate) fn query(&mut self, command: &str) -> Vec<u64> {
         let commands = self.commands.as_mut().unwrap();
         writeln!(commands, "{command}").unwrap();
-        let said = self.answer();
-        numbers(&said)
+        let reply = self.answer();
+        numbers(&reply)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -117,7 +113,7 @@ impl Member {
         self.process.wait().unwrap();
     }
 
-    /// Has it close its device and end.
+    /// Makes it close its device and end.
     pub(crate) fn leave(mut self) {
         self.commands = None;
         assert!(self.process.wait().unwrap().success());
@@ -131,11 +127,11 @@ impl Drop for Member {
     }
 }
 
-fn numbers(said: &str) -> Vec<u64> {
-    said.split_whitespace().map_while(|word| word.parse().ok()).collect()
+fn numbers(reply: &str) -> Vec<u64> {
+    reply.split_whitespace().map_while(|word| word.parse().ok()).collect()
 }
 
-/// No test of its own: what a member does.
+/// Not a test of its own: the member process.
 #[test]
 fn is_a_member() {
     let Ok(role) = env::var(ROLE) else {
@@ -159,27 +155,30 @@ fn is_a_member() {
     println!("{ANSWER}{} {port}", host.me().slot());
     for command in std::io::stdin().lines() {
         let lives = || (0..SLOTS as u16).filter_map(|slot| host.member(slot));
-        // Whom nobody has seen die may be dead: connecting tells.
+        // A member may be dead and not detected yet: connecting detects it.
         let is_there = |member: &MemberId| *member == host.me() || host.connect(*member).is_ok();
-        let said = match command.unwrap().as_str() {
+        let reply = match command.unwrap().as_str() {
             "members" => lives().filter(is_there).count().to_string(),
             "seen" => lives().count().to_string(),
-            "holder" => host.holder().map_or(String::new(), |holder| holder.slot().to_string()),
+            "holder" => host
+                .port_holder()
+                .map_or(String::new(), |holder| holder.slot().to_string()),
             "block" => host.claim(0).unwrap().index().to_string(),
             "fork" => {
-                // SAFETY: the child takes no lock that another thread may have held: of the device's threads none is inside of anything while the device rests, and the allocator sees to itself.
+                // SAFETY: the child takes no lock that another thread may have held: the device's
+                // threads hold none while it is idle, and the allocator handles forks itself.
                 match unsafe { fork() }.unwrap() {
                     ForkResult::Parent { child } => child.to_string(),
                     ForkResult::Child => {
                         drop(device);
                         thread::sleep(Duration::from_secs(120));
-                        // SAFETY: ends the process, and runs nothing of it.
+                        // SAFETY: ends the process without running any of its code.
                         unsafe { libc::_exit(0) }
                     }
                 }
             }
             other => panic!("{other}"),
         };
-        println!("{ANSWER}{said}");
+        println!("{ANSWER}{reply}");
     }
 }

@@ -1,4 +1,5 @@
-//! The verbs as a C program calls them, through the table and the inline functions, on soft devices with addresses of this process' own.
+//! The verbs as a C program calls them, through the table and the inline functions, on soft devices
+//! with addresses unique to this process.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -11,37 +12,36 @@ use std::time::{Duration, Instant};
 use doorbell_softroce_ibverbs::{DeviceConfig, LinkChoice, api, configure};
 use doorbell_verbs_sys::*;
 
-/// Longer than anything here takes, on a busy machine too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything here takes, also on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The queue key of every UD queue pair here.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
 pub(crate) const ALL_RIGHTS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// An address of this process alone, so that tests of several processes do not meet.
+/// An address unique to this process, so that concurrent test processes do not interfere.
 pub(crate) fn own_address(last: u8) -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
 }
 
-/// A port of this process alone, where the address cannot be.
+/// A port unique to this process, for tests that cannot use an address of their own.
 pub(crate) fn own_port() -> u16 {
     20_000 + (std::process::id() % 40_000) as u16
 }
 
-/// Where the device `captured` captures.
+/// Capture file of the device `captured`.
 pub(crate) fn capture_file() -> PathBuf {
     std::env::temp_dir().join(format!("doorbell-test-{}.pcap", std::process::id()))
 }
 
-/// Whether this is the test program in which all goes over UDP.
+/// Whether this is the test program that uses UDP only.
 pub(crate) fn over_udp() -> bool {
     module_path!().starts_with("over_udp")
 }
 
-/// A device on one of this process' own addresses.
+/// A device at one of this process's own addresses.
 pub(crate) fn device(name: &str, last: u8) -> DeviceConfig {
     DeviceConfig {
         address: Some(own_address(last)),
@@ -60,7 +60,6 @@ pub(crate) fn devices(configs: impl FnOnce() -> Vec<DeviceConfig>) {
     ONCE.call_once(|| configure(configs()).unwrap());
 }
 
-/// Opens a device by name.
 pub(crate) fn open(name: &str) -> Result<*mut ibv_context, c_int> {
     let mut count = 0;
     // SAFETY: the list is freed below; what it points to stays.
@@ -84,14 +83,12 @@ pub(crate) fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// How two sides are set up.
 #[derive(Clone, Copy, Debug)]
+// fields: one per independent attribute of a test's objects
 pub(crate) struct Setup {
-    /// Bytes of the registered buffer.
+    /// Length of the registered buffer in bytes.
     pub(crate) bytes: usize,
-    /// Its rights.
     pub(crate) rights: u32,
-    /// The queue pair's.
     pub(crate) access: u32,
     /// Entries of each queue.
     pub(crate) depth: u32,
@@ -102,9 +99,9 @@ pub(crate) struct Setup {
     pub(crate) min_rnr_timer: u8,
     pub(crate) sig_all: bool,
     pub(crate) qp_type: ibv_qp_type,
-    /// Made by ibv_create_qp_ex for these operations.
+    /// Created by ibv_create_qp_ex for these operations.
     pub(crate) send_ops: Option<u32>,
-    /// A completion queue made by ibv_create_cq_ex, with these fields.
+    /// Completion queue created by ibv_create_cq_ex, with these fields.
     pub(crate) wc_flags: Option<u32>,
 }
 
@@ -128,16 +125,17 @@ impl Default for Setup {
     }
 }
 
-/// One side: context, PD, CQ, QP and a registered buffer; all destroyed on drop, each destruction checked.
+/// One side: context, PD, CQ, QP and a registered buffer; all are destroyed on drop, and each
+/// result checked.
 pub(crate) struct Side {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) qp: *mut ibv_qp,
     pub(crate) mr: *mut ibv_mr,
-    /// Of u64, for alignment. Behind a pointer as the device writes it while references would claim it.
+    /// Of u64, for alignment. Behind a raw pointer, as the device writes it concurrently.
     memory: *mut [u64],
-    /// Destroyed before the rest by the test itself.
+    /// The test itself has destroyed the queue pair.
     pub(crate) qp_gone: bool,
 }
 
@@ -157,7 +155,8 @@ impl Side {
             unsafe { (*channel).context }
         };
         let memory = Box::into_raw(vec![0_u64; setup.bytes.div_ceil(8)].into_boxed_slice());
-        // SAFETY: each call's arguments were made by the calls before; the memory lives until the side is dropped.
+        // SAFETY: each call's arguments were made by the calls before; the memory lives until the
+        // side is dropped.
         unsafe {
             let pd = (api().alloc_pd)(context);
             assert!(!pd.is_null());
@@ -190,7 +189,7 @@ impl Side {
 
     pub(crate) fn gid(&self) -> ibv_gid {
         let mut gid = MaybeUninit::uninit();
-        // SAFETY: the context is live; filled when it says 0.
+        // SAFETY: the context is live; filled on success.
         unsafe {
             assert_eq!((api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()), 0);
             gid.assume_init()
@@ -220,7 +219,7 @@ impl Side {
         self.memory.len() * 8
     }
 
-    /// A byte of the buffer, read anew.
+    /// A byte of the buffer, by a volatile read.
     pub(crate) fn byte(&self, index: usize) -> u8 {
         assert!(index < self.len());
         // SAFETY: in the buffer.
@@ -251,7 +250,6 @@ impl Side {
         unsafe { (api().modify_qp)(self.qp, attr, mask as c_int) }
     }
 
-    /// RESET → INIT.
     pub(crate) fn init(&self, setup: &Setup) {
         let mut attr = attr();
         attr.qp_state = IBV_QPS_INIT;
@@ -267,7 +265,7 @@ impl Side {
         assert_eq!(self.modify(&mut attr, mask), 0);
     }
 
-    /// INIT → RTR → RTS, towards a queue pair at a GID.
+    /// INIT → RTR → RTS, connected to a queue pair at a GID.
     pub(crate) fn connect_to(&self, setup: &Setup, gid: ibv_gid, qpn: u32, psns: (u32, u32)) {
         let mut attr = rtr_attr(setup, gid, qpn, psns.1);
         let (rtr, rts) = match setup.qp_type {
@@ -298,7 +296,7 @@ impl Side {
         }
     }
 
-    /// Posts one request with these elements.
+    /// Posts one request with these SGEs.
     pub(crate) fn post(&self, mut wr: ibv_send_wr, sges: &mut [ibv_sge]) -> c_int {
         wr.sg_list = sges.as_mut_ptr();
         wr.num_sge = sges.len() as c_int;
@@ -323,7 +321,7 @@ impl Side {
 
     pub(crate) fn poll(&self) -> Option<ibv_wc> {
         let mut wc = MaybeUninit::uninit();
-        // SAFETY: live, room for one, filled when it says so.
+        // SAFETY: live, room for one, filled on success.
         unsafe {
             match inline::poll_cq(self.cq, 1, wc.as_mut_ptr()) {
                 0 => None,
@@ -333,18 +331,17 @@ impl Side {
         }
     }
 
-    /// The next completion.
     pub(crate) fn wait(&self) -> ibv_wc {
         let since = Instant::now();
         loop {
             if let Some(wc) = self.poll() {
                 return wc;
             }
-            assert!(since.elapsed() < PATIENCE, "no completion");
+            assert!(since.elapsed() < TIMEOUT, "no completion");
         }
     }
 
-    /// The next completion, which is of this request and a success.
+    /// Waits for the completion of this request, which must succeed.
     pub(crate) fn done(&self, wr_id: u64) -> ibv_wc {
         let wc = self.wait();
         assert_eq!(
@@ -383,7 +380,8 @@ impl Drop for Side {
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: each object is live and destroyed once, after those that use it; the memory is free when its region is gone.
+        // SAFETY: each object is live and destroyed once, after those that use it; the memory is
+        // free when its region is gone.
         unsafe {
             if !self.qp_gone {
                 assert_eq!((api().destroy_cq)(self.cq), libc::EBUSY);
@@ -429,7 +427,7 @@ pub(crate) fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ib
 /// ibv_create_qp_ex(3).
 ///
 /// # Safety
-/// What is named is live.
+/// All objects named are live.
 pub(crate) unsafe fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     // SAFETY: a soft device's context is extended, and has all of it.
     unsafe { (*inline::verbs_get_ctx(context)).create_qp_ex.unwrap()(context, attr) }
@@ -438,13 +436,13 @@ pub(crate) unsafe fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_i
 /// ibv_create_cq_ex(3).
 ///
 /// # Safety
-/// What is named is live.
+/// All objects named are live.
 pub(crate) unsafe fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
     // SAFETY: as above.
     unsafe { (*inline::verbs_get_ctx(context)).create_cq_ex.unwrap()(context, attr) }
 }
 
-/// What asks for a completion queue whose completions have these fields.
+/// Attributes of an extended completion queue with these fields.
 pub(crate) fn extended_cq_attr(cqe: u32, fields: u32, channel: *mut ibv_comp_channel) -> ibv_cq_init_attr_ex {
     ibv_cq_init_attr_ex {
         cqe,
@@ -458,7 +456,7 @@ pub(crate) fn extended_cq_attr(cqe: u32, fields: u32, channel: *mut ibv_comp_cha
     }
 }
 
-/// What asks for a queue pair with the calls of ibv_wr_post(3).
+/// Attributes of a queue pair with the calls of ibv_wr_post(3).
 pub(crate) fn extended_attr(pd: *mut ibv_pd, init: &ibv_qp_init_attr, operations: u32) -> ibv_qp_init_attr_ex {
     // SAFETY: integers and pointers.
     let mut attr: ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -491,13 +489,12 @@ pub(crate) fn init_attr(cq: *mut ibv_cq, setup: &Setup) -> ibv_qp_init_attr {
     }
 }
 
-/// All zero.
 pub(crate) fn attr() -> ibv_qp_attr {
     // SAFETY: integers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// A signalled request; what it points to is filled in by [`Side::post`].
+/// A signaled request; [`Side::post`] sets its SGE list.
 pub(crate) fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
     // SAFETY: integers and null pointers.
     let mut wr: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -507,14 +504,12 @@ pub(crate) fn request(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
     wr
 }
 
-/// A request towards remote memory.
 pub(crate) fn rdma(wr_id: u64, opcode: ibv_wr_opcode, remote_addr: u64, rkey: u32) -> ibv_send_wr {
     let mut wr = request(wr_id, opcode);
     wr.wr.rdma = ibv_send_wr_rdma { remote_addr, rkey };
     wr
 }
 
-/// Two connected sides.
 pub(crate) fn pair(names: (&str, &str), setup: &Setup) -> (Side, Side) {
     let (a, b) = (Side::new(names.0, setup), Side::new(names.1, setup));
     connect(&a, &b, setup);
@@ -530,7 +525,7 @@ pub(crate) fn connect(a: &Side, b: &Side, setup: &Setup) {
     b.connect_to(setup, a.gid(), a.qpn(), (from_b, from_a));
 }
 
-/// Bytes that differ by place and seed.
+/// Bytes that differ by position and seed.
 pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
     (0..len as u32)
         .map(|index| (index.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(0x9e37)).to_be_bytes()[1])
@@ -540,7 +535,7 @@ pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
 /// The next asynchronous event of a context, acknowledged.
 pub(crate) fn async_event(context: *mut ibv_context) -> ibv_async_event {
     let mut event = MaybeUninit::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().get_async_event)(context, event.as_mut_ptr()), 0);
         (api().ack_async_event)(event.as_mut_ptr());

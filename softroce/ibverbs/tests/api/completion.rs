@@ -1,4 +1,4 @@
-//! Completion channels, asynchronous events, and completion queues that overrun.
+//! Completion channels, asynchronous events, and overruns of completion queues.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -9,10 +9,10 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// Waits for the channel's next event, which is of `cq`.
+/// Waits for the channel's next event, which must be of `cq`.
 fn event_of(channel: *mut ibv_comp_channel, cq: *mut ibv_cq) {
     let (mut named, mut context) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: a live channel; both are written when it says 0.
+    // SAFETY: a live channel; both are written on success.
     assert_eq!(unsafe { (api().get_cq_event)(channel, &mut named, &mut context) }, 0);
     assert_eq!(named, cq);
     // SAFETY: live.
@@ -35,7 +35,7 @@ fn set_nonblocking(fd: i32) {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_the_progress_thread() {
+fn completion_event_wakes_a_sleeping_thread() {
     crate::setup();
     let setup = Setup::default();
     let context = open("soft1").unwrap();
@@ -53,7 +53,7 @@ fn a_sleeper_is_woken_by_the_progress_thread() {
         b.done(id);
         a.done(id);
     }
-    // Not armed, or for solicited ones alone: no event. The completion is there nevertheless.
+    // Not armed, or for solicited completions only: no event, although the completion exists.
     // SAFETY: live.
     let fd = unsafe { (*channel).fd };
     set_nonblocking(fd);
@@ -95,7 +95,7 @@ fn a_sleeper_is_woken_by_the_progress_thread() {
 }
 
 #[test]
-fn a_refused_access_is_told_to_its_owner() {
+fn access_error_event_at_the_responder() {
     crate::setup();
     let (a, b) = pair(("soft0", "soft1"), &Setup::default());
     assert_eq!(
@@ -116,7 +116,7 @@ fn a_refused_access_is_told_to_its_owner() {
 }
 
 #[test]
-fn an_overrun_breaks_the_queue_and_not_the_memory() {
+fn cq_overrun() {
     crate::setup();
     let setup = Setup {
         depth: 8,
@@ -151,7 +151,7 @@ fn modify_cq(cq: *mut ibv_cq, attr_mask: u32, cq_count: u16, cq_period: u16) -> 
 }
 
 #[test]
-fn moderation_gathers_completions_into_one_event() {
+fn cq_moderation_coalesces_events() {
     crate::setup();
     let setup = Setup::default();
     let context = open("soft1").unwrap();
@@ -165,8 +165,9 @@ fn moderation_gathers_completions_into_one_event() {
         assert_eq!(unsafe { inline::req_notify_cq(b.cq, 0) }, 0)
     };
     let mut next = 0;
-    // Another message, received when this returns, and whether the channel was told by then: it is told before the message is acknowledged.
-    let mut told = || {
+    // Sends another message; returns whether the channel was notified when it completes: the event
+    // is queued before the message is acknowledged.
+    let mut notified = || {
         next += 1;
         assert_eq!(b.receive(next, &mut [b.sge(0, 8)]), 0);
         assert_eq!(a.post(request(next, IBV_WR_SEND), &mut [a.sge(0, 8)]), 0);
@@ -187,36 +188,37 @@ fn moderation_gathers_completions_into_one_event() {
         let since = Instant::now();
         for message in 1..4 {
             assert!(
-                !told() || since.elapsed() >= micros(u16::MAX),
-                "told of message {message}"
+                !notified() || since.elapsed() >= micros(u16::MAX),
+                "notified of message {message}"
             );
         }
-        assert!(told(), "of the fourth");
+        assert!(notified(), "of the fourth");
         take(4);
     }
-    // Fewer than that are told when the time is over.
+    // Fewer are reported when the period is over.
     const PERIOD: u16 = 20_000;
     assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, 1000, PERIOD), 0);
     for messages in [1, 3] {
         arm();
         let since = Instant::now();
         for _ in 0..messages {
-            told();
+            notified();
         }
         take(messages);
         assert!(since.elapsed() >= micros(PERIOD));
     }
-    // No moderation without a period or more than one to wait for; unknown attributes change nothing.
+    // No moderation without a period, or with a count of at most one; unknown attributes have no
+    // effect.
     for (count, period) in [(0, 0), (1, u16::MAX), (1000, 0)] {
         assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, count, period), 0);
         arm();
-        assert!(told(), "{count} in {period} µs");
+        assert!(notified(), "{count} in {period} µs");
         take(1);
     }
     for mask in [0, IBV_CQ_ATTR_RESERVED, IBV_CQ_ATTR_RESERVED | IBV_CQ_ATTR_MODERATE] {
         assert_eq!(modify_cq(b.cq, mask, 1000, u16::MAX), libc::EINVAL);
     }
-    // A queue that goes while its channel waits is not told of.
+    // A queue destroyed while its event is pending does not report it.
     assert_eq!(modify_cq(b.cq, IBV_CQ_ATTR_MODERATE, 1000, u16::MAX), 0);
     arm();
     assert_eq!(b.receive(900, &mut [b.sge(0, 8)]), 0);

@@ -1,4 +1,4 @@
-//! The send queue drained: RTS → SQD → RTS (IBTA vol 1, 10.3.1; ibv_modify_qp(3)).
+//! Send queue drain: RTS → SQD → RTS (IBTA vol 1, 10.3.1; ibv_modify_qp(3)).
 
 use std::mem::MaybeUninit;
 
@@ -28,10 +28,10 @@ fn into(side: &Side, state: ibv_qp_state, notify: Option<u8>) -> i32 {
     side.modify(&mut attr, IBV_QP_STATE | also)
 }
 
-/// The context's next event is that this side's send queue has drained.
+/// Expects the send queue drained event of this side.
 fn drained(side: &Side) {
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
-    // SAFETY: live; filled when it says 0; of a queue pair's event the element is one.
+    // SAFETY: live; filled on success; of a queue pair's event the element is one.
     unsafe {
         assert_eq!((api().get_async_event)(side.context, event.as_mut_ptr()), 0);
         let event = event.assume_init();
@@ -41,14 +41,14 @@ fn drained(side: &Side) {
 }
 
 #[test]
-fn what_has_begun_ends_and_what_comes_waits() {
+fn sqd_finishes_requests_in_flight_and_holds_new_ones() {
     crate::setup();
     let (a, b) = pair(("soft0", "soft1"), &Setup::default());
-    // It goes on for as long as the peer has no receive.
+    // The request stays in flight until the peer posts a receive.
     a.fill(0, b"begun...later...");
     let first = queried(&a).sq_psn;
     assert_eq!(a.post(request(1, IBV_WR_SEND), &mut [a.sge(0, 8)]), 0);
-    // Another thread that happens to be sending may be the one to begin it.
+    // Another thread that is transmitting may begin it.
     while queried(&a).sq_psn == first {
         std::thread::yield_now();
     }
@@ -63,21 +63,22 @@ fn what_has_begun_ends_and_what_comes_waits() {
     assert_eq!(draining(&a), (IBV_QPS_SQD, 0));
     b.done(10);
     a.done(1);
-    // What the peer asks is answered meanwhile: its SEND would complete after the WRITE, were that on its way.
+    // The peer's requests are served meanwhile: its SEND would complete after the WRITE, if that
+    // were in flight.
     assert_eq!(a.receive(11, &mut [a.sge(100, 8)]), 0);
     assert_eq!(b.post(request(3, IBV_WR_SEND), &mut [b.sge(0, 8)]), 0);
     a.done(11);
     b.done(3);
     assert!(a.poll().is_none());
     assert_eq!(b.bytes(0..16), *b"begun...\0\0\0\0\0\0\0\0");
-    // Changes that RTS does not allow, and back.
+    // Modifications that RTS does not allow, and back.
     let mut slower = attr();
     slower.timeout = 15;
     assert_eq!(a.modify(&mut slower, IBV_QP_TIMEOUT), 0);
     assert_eq!(into(&a, IBV_QPS_RTS, None), 0);
     a.done(2);
     assert_eq!(b.bytes(8..16), *b"later...");
-    // An idle queue has drained at once; without the attribute nobody is told.
+    // An idle queue drains at once; without the attribute no event is reported.
     assert_eq!(into(&a, IBV_QPS_SQD, Some(1)), 0);
     drained(&a);
     assert_eq!(into(&a, IBV_QPS_RTS, None), 0);

@@ -1,4 +1,4 @@
-//! What is refused, and how the refusal comes up on both sides.
+//! Refused requests, and their effects on both sides.
 
 use std::net::UdpSocket;
 
@@ -14,7 +14,8 @@ fn two(setup: &Setup) -> (Side, Side) {
     pair(("soft0", "soft1"), setup)
 }
 
-/// A request of `a` fails with `status`, and leaves `b`'s memory as it was and both queue pairs in ERR.
+/// A request of `a` fails with `status`, leaves `b`'s memory unchanged, and both queue pairs in
+/// ERR.
 fn refused(setup: &Setup, request: impl FnOnce(&Side, &Side) -> ibv_send_wr, status: ibv_wc_status) {
     let (a, b) = two(setup);
     let before = pattern(b.len(), 9);
@@ -26,7 +27,7 @@ fn refused(setup: &Setup, request: impl FnOnce(&Side, &Side) -> ibv_send_wr, sta
     assert_eq!((wc.opcode, wc.byte_len), (0, 0), "nothing else means anything");
     assert!(b.bytes(0..b.len()) == before, "target memory is unchanged");
     assert_eq!(a.state(), IBV_QPS_ERR);
-    // What is posted from here on is flushed.
+    // Later requests are flushed.
     assert_eq!(
         a.post(rdma(77, IBV_WR_RDMA_WRITE, b.addr(), b.rkey()), &mut [a.sge(0, 8)]),
         0
@@ -136,20 +137,20 @@ fn message_longer_than_the_receive() {
 }
 
 #[test]
-fn no_receive_posted_yet() {
+fn rnr_nak_is_retried() {
     let (a, b) = two(&Setup::default());
-    a.fill(0, b"patience");
+    a.fill(0, b"rnrretry");
     assert_eq!(a.post(request(1, IBV_WR_SEND), &mut [a.sge(0, 8)]), 0);
     assert!(a.poll().is_none());
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(b.receive(5, &mut [b.sge(0, 8)]), 0);
     b.done(5);
     a.done(1);
-    assert_eq!(b.bytes(0..8), b"patience");
+    assert_eq!(b.bytes(0..8), b"rnrretry");
 }
 
 #[test]
-fn no_receive_ever() {
+fn rnr_retry_exceeded() {
     let setup = Setup {
         rnr_retry: 2,
         ..Setup::default()
@@ -176,7 +177,7 @@ fn dead_peer() {
             0
         );
     }
-    // Three times 4.2 ms: that it comes at all is what `wait` is for; when, only that it is not at once.
+    // Three times 4.2 ms: only that it is not immediate is checked.
     let since = std::time::Instant::now();
     assert_eq!(a.wait().status, IBV_WC_RETRY_EXC_ERR);
     assert!(
@@ -203,7 +204,7 @@ fn going_into_err_flushes() {
         let wc = a.wait();
         assert_eq!((wc.wr_id, wc.status), (id, IBV_WC_WR_FLUSH_ERR));
     }
-    // And back to RESET, from where it can be connected anew.
+    // Back to RESET, from where it can be reconnected.
     let mut reset = attr();
     reset.qp_state = IBV_QPS_RESET;
     assert_eq!(a.modify(&mut reset, IBV_QP_STATE), 0);
@@ -212,7 +213,7 @@ fn going_into_err_flushes() {
 }
 
 #[test]
-fn deregistered_memory_is_out_of_reach() {
+fn deregistered_memory_is_inaccessible() {
     let (a, b) = two(&Setup::default());
     let mut other = vec![0_u64; 64].into_boxed_slice();
     // SAFETY: a live PD; the memory outlives the registration.
@@ -233,7 +234,7 @@ fn deregistered_memory_is_out_of_reach() {
 }
 
 #[test]
-fn a_device_whose_address_is_taken() {
+fn address_in_use() {
     crate::setup();
     let address = own_address(6).to_string();
     let held = UdpSocket::bind((own_address(6), 4791)).unwrap();

@@ -1,4 +1,5 @@
-//! Extended completion queues (ibv_create_cq_ex(3)): every field, the time stamps, and polls that threads take in turn.
+//! Extended completion queues (ibv_create_cq_ex(3)): every field, time stamps, and concurrent
+//! polls.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -63,7 +64,7 @@ impl Poll {
         self.start_poll(&mut ibv_poll_cq_attr { comp_mask: 0 })
     }
 
-    /// Starts a poll that finds something.
+    /// Starts a poll that finds a completion.
     fn started(&self) {
         let since = Instant::now();
         loop {
@@ -71,7 +72,7 @@ impl Poll {
                 0 => return,
                 error => assert_eq!(error, libc::ENOENT),
             }
-            assert!(since.elapsed() < PATIENCE, "no completion");
+            assert!(since.elapsed() < TIMEOUT, "no completion");
         }
     }
 
@@ -81,7 +82,6 @@ impl Poll {
     }
 }
 
-/// The device's clock.
 fn raw_clock(context: *mut ibv_context) -> u64 {
     let mut values = MaybeUninit::<ibv_values_ex>::zeroed();
     // SAFETY: live; zeroes are one, and the entry is there in a soft device's context.
@@ -116,7 +116,8 @@ fn every_field_and_both_clocks() {
     assert_eq!((poll.read_opcode(), poll.read_wc_flags()), (IBV_WC_SEND, 0));
     poll.end_poll();
     a.done(8);
-    // Both are there when the sender has both acknowledged; the time of the poll is none of the stamp's.
+    // Both are queued when the sender has both acknowledged; the time stamps do not depend on the
+    // time of the poll.
     let after = (raw_clock(b.context), since_1970());
     let poll = Poll::of(&b);
     poll.started();
@@ -149,7 +150,7 @@ fn every_field_and_both_clocks() {
         before.0 <= first.0 && first.0 <= second.0 && second.0 <= after.0,
         "{before:?} {first:?} {second:?} {after:?}"
     );
-    // The wall clock may be set while this runs, by less than an hour.
+    // The wall clock may be adjusted during the test, by less than an hour.
     assert!(first.1.abs_diff(before.1) < 3_600_000_000_000 && second.1.abs_diff(after.1) < 3_600_000_000_000);
 }
 
@@ -167,7 +168,7 @@ fn polls_begin_and_end() {
         assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
     };
     (1..=5).for_each(write);
-    // What a poll has not come to stays for the next, classic or not.
+    // What a poll has not reached stays for the next one, extended or not.
     poll.started();
     assert_eq!(poll.named().0, 1);
     poll.end_poll();
@@ -176,15 +177,15 @@ fn polls_begin_and_end() {
     assert_eq!(poll.named().0, 3);
     a.done(4);
     assert_eq!((poll.named().0, poll.read_opcode()), (3, IBV_WC_RDMA_WRITE));
-    // The fifth may be on its way still; the progress thread brings it.
+    // The fifth may still be in flight; the progress thread delivers it.
     let since = Instant::now();
     while poll.next_poll() == libc::ENOENT {
-        assert!(since.elapsed() < PATIENCE, "no completion");
+        assert!(since.elapsed() < TIMEOUT, "no completion");
         std::thread::yield_now();
     }
     assert_eq!(poll.named().0, 5);
     poll.end_poll();
-    // A failed request says so; what means nothing then is zero.
+    // A failed request is reported; invalid fields are zero.
     assert_eq!(
         a.post(rdma(6, IBV_WR_RDMA_WRITE, b.addr(), b.rkey() ^ 1), &mut [a.sge(0, 8)]),
         0
@@ -196,11 +197,11 @@ fn polls_begin_and_end() {
 }
 
 #[test]
-fn threads_poll_in_turn() {
+fn extended_polls_of_threads_are_serialised() {
     let (a, b) = pair(("soft0", "soft1"), &setup_with(IBV_WC_STANDARD_FLAGS));
     const WRITES: u64 = 600;
-    // A send queue has room again when a request is done, polled or not: the completion queue takes them all.
-    // SAFETY: live.
+    // Send queue slots are freed on completion, polled or not: the completion queue has space for
+    // all. SAFETY: live.
     assert_eq!(unsafe { (api().resize_cq)(a.cq, WRITES as i32) }, 0);
     let polled = AtomicU64::new(0);
     let mut seen: Vec<u64> = std::thread::scope(|scope| {
@@ -210,7 +211,7 @@ fn threads_poll_in_turn() {
                 let poll = poll;
                 let (mut seen, since) = (Vec::new(), Instant::now());
                 while polled.load(Ordering::Relaxed) < WRITES {
-                    assert!(since.elapsed() < PATIENCE, "the last request never completed");
+                    assert!(since.elapsed() < TIMEOUT, "the last request never completed");
                     let mut found = poll.start();
                     let started = found == 0;
                     while found == 0 {
@@ -251,7 +252,7 @@ fn an_overrun_ends_the_poll() {
         assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
     }
     let mut event = MaybeUninit::<ibv_async_event>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().get_async_event)(a.context, event.as_mut_ptr()), 0);
         assert_eq!((*event.as_ptr()).event_type, IBV_EVENT_CQ_ERR);
@@ -281,7 +282,7 @@ fn creation_is_checked() {
         assert_eq!((api().destroy_cq)(cq.cast()), 0);
         Ok(calls)
     };
-    assert_eq!(create(&|_| {}), Ok((true, false, 8)), "what was asked for alone");
+    assert_eq!(create(&|_| {}), Ok((true, false, 8)), "only what was requested");
     assert_eq!(create(&|attr| attr.wc_flags = 0), Ok((false, false, 8)));
     let flags = |flags| {
         create(&|attr| {
@@ -309,7 +310,7 @@ fn creation_is_checked() {
     // SAFETY: live, and closed once.
     unsafe {
         let classic = (api().create_cq)(context, 8, ptr::null_mut(), ptr::null_mut(), 0);
-        // The cast is allowed for any; this one has no calls.
+        // The cast is valid for any; this one has no function pointers.
         assert!((*classic.cast::<ibv_cq_ex>()).start_poll.is_none());
         assert_eq!((api().destroy_cq)(classic), 0);
         assert!((api().create_cq)(context, 8, ptr::null_mut(), ptr::null_mut(), 1).is_null());

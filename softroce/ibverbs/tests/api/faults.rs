@@ -1,4 +1,5 @@
-//! Loss, duplication, reordering and corruption of 3 % each on real sockets: every message arrives once, in order, with the right bytes. And the capture.
+//! Drop, duplication, reordering and corruption of 3 % each on real sockets: every message arrives
+//! once, in order, intact. And packet capture.
 
 use doorbell_verbs_sys::*;
 
@@ -14,7 +15,9 @@ fn size_of(message: u64) -> usize {
 fn nothing_is_lost_under_faults() {
     crate::setup();
     let setup = Setup {
-        // 134 ms: what a loss at the end of a message may cost. On a busy machine a thread may not run for a tenth of a second, and eight times this have to outlast that, whatever is lost meanwhile.
+        // 134 ms: the cost of a loss at the end of a message. On a busy machine a thread may be
+        // descheduled for a tenth of a second; eight times this must outlast that, whatever is lost
+        // meanwhile.
         timeout: 15,
         ..Setup::default()
     };
@@ -54,7 +57,7 @@ fn nothing_is_lost_under_faults() {
             completed += 1;
         }
     }
-    // And each of the others in the other direction, several times over.
+    // The other operations in the other direction, several times.
     for round in 0..20_u64 {
         let bytes = pattern(20_000, round as u32);
         b.fill(0, &bytes);
@@ -101,11 +104,11 @@ fn a_capture_shows_the_packets() {
         );
         a.done(1);
     }
-    // The device is gone with its last object, and has completed the file.
+    // The device is closed with its last object, and has completed the file.
     let file = std::fs::read(capture_file()).unwrap();
     std::fs::remove_file(capture_file()).unwrap();
     assert!(file.windows(24).any(|bytes| bytes == b"find this in the capture"));
-    // The WRITE and its acknowledgement: each record has the sender's address in its IPv4 header.
+    // The WRITE and its ACK: each record has the sender's address in its IPv4 header.
     let octets = |last| match own_address(last) {
         std::net::IpAddr::V4(address) => address.octets(),
         std::net::IpAddr::V6(_) => unreachable!("own addresses are IPv4"),

@@ -1,4 +1,5 @@
-//! The soft devices through the C calls of libibverbs: several devices of one process, over real sockets.
+//! The soft devices through the C calls of libibverbs: several devices in one process, over real
+//! sockets.
 
 pub(crate) mod common;
 mod completion;
@@ -18,10 +19,11 @@ mod wr;
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;
 
-/// The devices of this test program. Whichever test is first configures them for all.
+/// The devices of this test program. The first test configures them for all.
 pub(crate) fn setup() {
     devices(|| {
-        // A retry fails where either of two packets is lost or spoilt, one time in nine; all seven of one in a run, once in so many runs that nobody will see it.
+        // A retry fails if either of two packets is dropped or corrupted, one time in nine; seven
+        // retries in a row practically never all fail.
         let faulty = |name: &str, last: u8, seed: u64| {
             let mut config = device(name, last);
             config.faults = format!("drop=0.03,duplicate=0.03,reorder=0.03,corrupt=0.03,seed={seed}")
@@ -36,7 +38,8 @@ pub(crate) fn setup() {
         v6.port = own_port();
         vec![
             device("soft0", 1),
-            // On the same address two devices are two members of its group, with lanes between them.
+            // Two devices at one address are two members of its process group, connected by a shm
+            // link.
             device("soft1", if over_udp() { 2 } else { 1 }),
             faulty("faulty0", 3, 1),
             faulty("faulty1", 4, 2),
@@ -44,7 +47,7 @@ pub(crate) fn setup() {
             device("far", 2),
             v6,
             device("taken", 6),
-            // Shared, as two processes do.
+            // Shared, as by two processes.
             device("holder", 7),
             device("guest", 7),
             device("leaving", 8),

@@ -1,4 +1,4 @@
-//! What memory can be besides a plain region: changed while in use, the device's own, none at all, addressed from 0.
+//! Memory other than a plain region: reregistered in use, device memory, null regions, zero-based.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -14,13 +14,13 @@ fn two() -> (Side, Side) {
     pair(("soft0", "soft1"), &Setup::default())
 }
 
-/// The extended context of a side: soft devices have all of it.
+/// The extended context of a side.
 fn extended(side: &Side) -> &verbs_context {
     // SAFETY: live, and not changed after it was opened.
     unsafe { &*inline::verbs_get_ctx(side.context) }
 }
 
-/// A region, gone before its domain is.
+/// A region, deregistered on drop.
 struct Region(*mut ibv_mr);
 
 impl Region {
@@ -41,7 +41,7 @@ impl Region {
         ibv_sge { addr, length, lkey }
     }
 
-    /// ibv_rereg_mr(3): the errno value when it is refused, which leaves the region as it is.
+    /// ibv_rereg_mr(3): the errno value if refused, which leaves the region unchanged.
     fn change(&self, flags: u32, pd: *mut ibv_pd, memory: *mut u64, len: usize, access: u32) -> Result<(), c_int> {
         let rereg = api().rereg_mr.unwrap();
         // SAFETY: live; what is given outlives the region.
@@ -61,7 +61,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         assert_eq!(unsafe { (api().dereg_mr)(self.0) }, 0);
     }
 }
@@ -99,16 +99,16 @@ fn a_region_moves_to_other_memory_and_keeps_its_keys() {
     write_word(&a, 2, 22, two.addr() as u64 + 8, keys.1);
     a.done(2);
     assert_eq!((word_at(one.wrapping_add(1)), word_at(two.wrapping_add(1))), (11, 22));
-    // Neither where it was nor beyond its end.
+    // Neither the old memory nor beyond the end.
     write_word(&a, 3, 33, two.addr() as u64 + 16, keys.1);
     assert_eq!(a.wait().status, IBV_WC_REM_ACCESS_ERR);
     assert_eq!((word_at(one.wrapping_add(1)), word_at(two.wrapping_add(2))), (11, 0));
 }
 
 #[test]
-fn memory_given_up_is_touched_no_more() {
+fn rereg_mr_ends_access_to_the_old_memory() {
     let (a, b) = two();
-    // Both at one address for the peer, which streams on.
+    // Both at one iova, to which the peer keeps writing.
     let (one, two) = (words::<1>(), words::<1>());
     // SAFETY: live; the memory is leaked.
     let mr = unsafe { api().reg_mr_iova.unwrap()(b.pd, one.cast(), 8, 0, ALL_RIGHTS as c_int) };
@@ -132,7 +132,7 @@ fn memory_given_up_is_touched_no_more() {
         let begun = word_at(to);
         while word_at(to) == begun {
             stream();
-            assert!(since.elapsed() < PATIENCE, "nothing comes into the new memory");
+            assert!(since.elapsed() < TIMEOUT, "nothing comes into the new memory");
         }
         assert_eq!(word_at(from), left);
     }
@@ -213,7 +213,7 @@ fn changes_that_are_refused_change_nothing() {
             region.change(rights, none, nowhere, 0, IBV_ACCESS_ON_DEMAND),
             libc::EOPNOTSUPP,
         ),
-        // Of another context, which here is of another device.
+        // Of another context, here of another device.
         (region.change(domain, a.pd, nowhere, 0, 0), libc::EINVAL),
     ];
     for (number, (result, error)) in refusals.into_iter().enumerate() {
@@ -265,7 +265,6 @@ fn addresses_from_zero() {
     assert_eq!(a.wait().status, IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Device memory of a side.
 struct Dm(*mut ibv_dm);
 
 impl Dm {
@@ -301,7 +300,7 @@ impl Dm {
     }
 
     fn free(&self, side: &Side) -> c_int {
-        // SAFETY: live; when it is freed, nobody uses it afterwards.
+        // SAFETY: live; once freed, not used again.
         unsafe { extended(side).free_dm.unwrap()(self.0) }
     }
 }
@@ -309,12 +308,12 @@ impl Dm {
 const ON_DEVICE: u32 = ALL_RIGHTS | IBV_ACCESS_ZERO_BASED;
 
 #[test]
-fn device_memory_is_written_read_and_counted_on() {
+fn device_memory_write_read_atomics() {
     let (a, b) = two();
     let dm = Dm::new(&b, 4096, 3).unwrap();
     assert_eq!(dm.read(0, 4096), Ok(vec![0; 4096]));
     assert_eq!(dm.write(100, b"by the host"), 0);
-    // From its byte 96 on.
+    // From byte 96 on.
     let region = dm.register(&b, 96, 2000, ON_DEVICE).unwrap();
     let (_, rkey) = region.keys();
     let sent = pattern(1500, 3);
@@ -358,9 +357,9 @@ fn device_memory_is_written_read_and_counted_on() {
 }
 
 #[test]
-fn device_memory_has_an_end() {
+fn device_memory_is_bounded() {
     crate::setup();
-    // A device that no other test takes memory of.
+    // A device whose device memory no other test uses.
     let side = Side::new("six", &Setup::default());
     const ALL: usize = 4 << 20;
     assert_eq!(Dm::new(&side, 0, 0).err(), Some(libc::EINVAL));
@@ -381,7 +380,7 @@ fn device_memory_has_an_end() {
     assert_eq!(refused(u64::MAX, 8, ON_DEVICE), Some(libc::EINVAL));
     let without_local = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_REMOTE_WRITE;
     assert_eq!(refused(0, 8, without_local), Some(libc::EINVAL));
-    // It has its place; rights may change.
+    // Its address is fixed; rights may change.
     let region = dm.register(&side, 0, ALL, ON_DEVICE).unwrap();
     assert_eq!(region.moved_to(words::<1>(), 1), Err(libc::EINVAL));
     let rights = IBV_REREG_MR_CHANGE_ACCESS;
@@ -391,14 +390,14 @@ fn device_memory_has_an_end() {
         .unwrap();
     drop(region);
     assert_eq!(dm.free(&side), 0);
-    // What was in it is gone.
+    // New allocations are zeroed.
     let again = Dm::new(&side, ALL, 0).unwrap();
     assert_eq!(again.read(end - 2, 2), Ok(vec![0, 0]));
     assert_eq!(again.free(&side), 0);
 }
 
 #[test]
-fn a_region_of_nothing() {
+fn null_region() {
     let (a, b) = two();
     let null_of = |side: &Side| {
         // SAFETY: live.
@@ -422,7 +421,7 @@ fn a_region_of_nothing() {
         (b.bytes(0..2), b.bytes(100..107)),
         (b"ab".into(), b"gh\0\0\0\0a".into())
     );
-    // It has nothing that could change, and nothing for peers.
+    // It has no content and grants no remote rights.
     let rights = |access| nowhere.change(IBV_REREG_MR_CHANGE_ACCESS, ptr::null_mut(), ptr::null_mut(), 0, access);
     assert_eq!(rights(ALL_RIGHTS), Err(libc::EINVAL));
     assert_eq!(nowhere.moved_to(words::<1>(), 1), Err(libc::EINVAL));
@@ -431,7 +430,7 @@ fn a_region_of_nothing() {
 }
 
 #[test]
-fn advice_is_taken() {
+fn advise_mr_prefetch() {
     crate::setup();
     let side = Side::new("soft0", &Setup::default());
     let read_only = Region::of(side.pd, words::<1>(), 1, IBV_ACCESS_REMOTE_READ);

@@ -1,4 +1,4 @@
-//! Devices, contexts and objects: what they say of themselves, and what creating them refuses.
+//! Devices, contexts and objects: their attributes, and invalid creations.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -41,7 +41,7 @@ fn the_list_of_devices() {
 fn device_port_and_gid() {
     crate::setup();
     let context = open("soft0").unwrap();
-    // SAFETY: live; each struct is filled when the call says 0.
+    // SAFETY: live; each struct is filled on success.
     unsafe {
         assert_eq!((*context).abi_compat, inline::VERBS_ABI_IS_EXTENDED);
         let mut device = MaybeUninit::<ibv_device_attr>::uninit();
@@ -68,7 +68,7 @@ fn device_port_and_gid() {
         );
         assert_eq!(extended.device_cap_flags_ex, u64::from(device.device_cap_flags));
         assert_eq!((extended.odp_caps.general_caps, extended.raw_packet_caps), (0, 0));
-        // A program of the past knows less of it, one of the future more.
+        // An older program has a shorter struct, a newer one a longer one.
         let known = std::mem::offset_of!(ibv_device_attr_ex, max_dm_size);
         let mut bytes = [0xee_u8; 2 * size_of::<ibv_device_attr_ex>()];
         assert_eq!(query_ex(context, ptr::null(), bytes.as_mut_ptr().cast(), known), 0);
@@ -140,7 +140,7 @@ fn contexts_share_the_device() {
 }
 
 #[test]
-fn a_message_completed_is_acknowledged_though_its_queue_pair_goes_at_once() {
+fn completed_message_is_acknowledged_before_destroy_qp() {
     crate::setup();
     let setup = Setup {
         retry_cnt: 1,
@@ -164,7 +164,7 @@ fn a_message_completed_is_acknowledged_though_its_queue_pair_goes_at_once() {
 }
 
 #[test]
-fn what_is_not_supported_says_so_and_does_not_crash() {
+fn unsupported_calls_fail_cleanly() {
     crate::setup();
     let a = Side::new("soft0", &Setup::default());
     // SAFETY: live objects; the entries are filled, which is what is tested.
@@ -201,7 +201,7 @@ fn sizes_out_of_range() {
 }
 
 #[test]
-fn registering_what_cannot_be() {
+fn invalid_registrations() {
     crate::setup();
     let a = Side::new("soft0", &Setup::default());
     let mut word = 0_u64;
@@ -220,7 +220,7 @@ fn registering_what_cannot_be() {
         IBV_ACCESS_LOCAL_WRITE,
         libc::EFAULT,
     );
-    // A constant lies in memory that cannot be written; it can be registered to be read.
+    // A constant is in read-only memory; it can be registered for reading.
     static CONSTANT: [u64; 512] = [7; 512];
     let constant = CONSTANT.as_ptr().cast_mut();
     refused(constant, 4096, IBV_ACCESS_LOCAL_WRITE, libc::EFAULT);
@@ -233,7 +233,7 @@ fn registering_what_cannot_be() {
 }
 
 #[test]
-fn an_address_of_its_own_for_a_region() {
+fn region_with_iova() {
     crate::setup();
     let (a, b) = pair(("soft0", "soft1"), &Setup::default());
     let mut memory = vec![0_u64; 64].into_boxed_slice();
@@ -269,7 +269,7 @@ fn attributes_that_are_refused_change_nothing() {
     };
     refused(|_| (), RTR_MASK & !IBV_QP_AV);
     refused(|_| (), RTR_MASK | IBV_QP_QKEY);
-    // None of ibv_modify_qp(3), and two that a soft device does not have.
+    // None of ibv_modify_qp(3), and two that a soft device does not support.
     for bit in [1 << 21, 1 << 30, 1 << 31, IBV_QP_ALT_PATH, IBV_QP_RATE_LIMIT] {
         refused(|_| (), RTR_MASK | bit);
     }
@@ -280,10 +280,10 @@ fn attributes_that_are_refused_change_nothing() {
     refused(|attr| attr.path_mtu = 6, RTR_MASK);
     refused(|attr| attr.max_dest_rd_atomic = 129, RTR_MASK);
     refused(|attr| attr.qp_state = 9, RTR_MASK);
-    // And what is not refused can be read back.
+    // Valid attributes can be read back.
     a.connect_to(&setup, gid, qpn, (5, 6));
     let (mut attr, mut init) = (attr(), MaybeUninit::uninit());
-    // SAFETY: live; both are filled when it says 0.
+    // SAFETY: live; both are filled on success.
     let init: ibv_qp_init_attr = unsafe {
         assert_eq!((api().query_qp)(a.qp, &mut attr, -1, init.as_mut_ptr()), 0);
         init.assume_init()

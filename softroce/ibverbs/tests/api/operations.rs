@@ -1,4 +1,4 @@
-//! Every operation, with every byte looked at.
+//! Every operation, with every byte checked.
 
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs_sys::*;
@@ -12,7 +12,7 @@ fn two() -> (Side, Side) {
 
 const SIZES: [usize; 9] = [0, 1, 7, 8, 1023, 1024, 1025, 3 * 1024 + 5, 1 << 15];
 
-/// WRITEs of every size, at a remote address that is not aligned.
+/// WRITEs of every size, to an unaligned remote address.
 fn writes(a: &Side, b: &Side) {
     for (id, size) in (1..).zip(SIZES) {
         let sent = pattern(size, id as u32);
@@ -27,7 +27,7 @@ fn writes(a: &Side, b: &Side) {
         assert_eq!(a.done(id).opcode, IBV_WC_RDMA_WRITE);
         assert_eq!(b.bytes(3..3 + size), sent);
     }
-    assert!(b.poll().is_none(), "a WRITE is nobody's completion");
+    assert!(b.poll().is_none(), "a WRITE completes no receive");
 }
 
 #[test]
@@ -49,7 +49,8 @@ fn write_over_ipv6_to_oneself() {
     writes(&b, &a);
 }
 
-/// Two devices share an address, and an identity: only the numbers of their queue pairs tell them apart. What comes from elsewhere comes to the one that has the port, and through it to the other.
+/// Two devices share an address, and a process group: packets are demultiplexed by QPN. Packets
+/// from elsewhere arrive at the UDP port holder, which forwards them.
 #[test]
 fn write_between_two_on_one_address_and_a_third() {
     crate::setup();
@@ -65,9 +66,10 @@ fn write_between_two_on_one_address_and_a_third() {
     drop((a, b));
 }
 
-/// The process that has the port goes away: another takes it over, and what was lost meanwhile is sent again.
+/// The UDP port holder exits: another member takes the port over, and lost packets are
+/// retransmitted.
 #[test]
-fn write_while_the_port_changes_hands() {
+fn write_during_udp_port_takeover() {
     crate::setup();
     let leaving = open("leaving").unwrap();
     let (there, outside) = pair(("staying", "soft1"), &Setup::default());
@@ -139,7 +141,7 @@ fn send_with_immediate() {
 fn inline_data_is_taken_when_posted() {
     let (a, b) = two();
     let mut parts = [*b"inline, ", *b"gathered"];
-    // An element of inline data needs no key.
+    // Inline data needs no lkey.
     let [mut first, mut second] = [0, 1].map(|index: usize| ibv_sge {
         addr: parts[index].as_mut_ptr().expose_provenance() as u64,
         length: 8,
@@ -236,7 +238,7 @@ fn a_list_is_posted_in_order_up_to_the_first_bad_one() {
 }
 
 #[test]
-fn a_full_queue_says_enomem_and_takes_more_when_it_drains() {
+fn full_queue_returns_enomem_until_it_drains() {
     crate::setup();
     let setup = Setup {
         depth: 4,
@@ -244,8 +246,7 @@ fn a_full_queue_says_enomem_and_takes_more_when_it_drains() {
         ..Setup::default()
     };
     let (a, b) = pair(("soft0", "soft1"), &setup);
-    // However many complete meanwhile, none is lost.
-    // SAFETY: live.
+    // However many complete, none is lost. SAFETY: live.
     assert_eq!(unsafe { (api().resize_cq)(a.cq, 6000) }, 0);
     let mut posted = 0_u64;
     let mut write = |flags| {
@@ -258,7 +259,7 @@ fn a_full_queue_says_enomem_and_takes_more_when_it_drains() {
     for _ in 0..4 {
         assert_eq!(write(0), 0);
     }
-    // Those in front may have completed meanwhile, so that it takes as many again at most before it is full.
+    // Earlier ones may complete meanwhile, so at most as many again are accepted.
     let refused = (0..5000).map(|_| write(0)).find(|&result| result != 0);
     assert_eq!(refused, Some(libc::ENOMEM));
     for id in 0..posted {

@@ -1,4 +1,4 @@
-//! Targets that make no call: the progress thread serves them.
+//! Targets that make no call: their progress thread serves them.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use doorbell_verbs_sys::*;
 use crate::common::*;
 
 #[test]
-fn a_target_that_only_looks_at_its_memory() {
+fn target_that_polls_its_memory() {
     crate::setup();
     let (a, b) = pair(("soft0", "soft1"), &Setup::default());
     let (addr, rkey) = (b.addr(), b.rkey());
@@ -16,9 +16,9 @@ fn a_target_that_only_looks_at_its_memory() {
             let since = Instant::now();
             while b.byte(0) != round {
                 std::hint::spin_loop();
-                assert!(since.elapsed() < PATIENCE, "round {round}");
+                assert!(since.elapsed() < TIMEOUT, "round {round}");
             }
-            // Long enough now and then for the progress thread to have gone to sleep.
+            // Occasionally long enough for the progress thread to go to sleep.
             if round % 50 == 0 {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -32,7 +32,7 @@ fn a_target_that_only_looks_at_its_memory() {
         a.done(1);
         let since = Instant::now();
         while a.byte(8) != round {
-            assert!(since.elapsed() < PATIENCE, "round {round}");
+            assert!(since.elapsed() < TIMEOUT, "round {round}");
             assert_eq!(a.post(rdma(2, IBV_WR_RDMA_READ, addr + 8, rkey), &mut [a.sge(8, 1)]), 0);
             a.done(2);
         }

@@ -1,4 +1,5 @@
-//! Shared receive queues: ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3), ibv_post_srq_recv(3).
+//! Shared receive queues: ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3),
+//! ibv_post_srq_recv(3).
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -17,7 +18,7 @@ fn create(pd: *mut ibv_pd, max_wr: u32, max_sge: u32) -> *mut ibv_srq {
         attr: ibv_srq_attr {
             max_wr,
             max_sge,
-            // Does not matter (ibv_create_srq(3)).
+            // Ignored (ibv_create_srq(3)).
             srq_limit: 99,
         },
     };
@@ -27,7 +28,7 @@ fn create(pd: *mut ibv_pd, max_wr: u32, max_sge: u32) -> *mut ibv_srq {
 
 fn query(srq: *mut ibv_srq) -> (u32, u32, u32) {
     let mut attr = MaybeUninit::<ibv_srq_attr>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     unsafe {
         assert_eq!((api().query_srq.unwrap())(srq, attr.as_mut_ptr()), 0);
         let attr = attr.assume_init();
@@ -46,11 +47,11 @@ fn modify(srq: *mut ibv_srq, mask: u32, max_wr: u32, srq_limit: u32) -> c_int {
 }
 
 fn destroy(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: live, and given up when it says 0.
+    // SAFETY: live, and not used again if destroyed.
     unsafe { (api().destroy_srq.unwrap())(srq) }
 }
 
-/// Posts a list of receives, one element each; 0, or the errno value and which was refused.
+/// Posts a list of receives with one SGE each; returns the errno value and the wr_id refused.
 fn post(srq: *mut ibv_srq, receives: &mut [(u64, ibv_sge)]) -> Result<(), (c_int, u64)> {
     let mut list: Vec<_> = receives
         .iter_mut()
@@ -74,7 +75,8 @@ fn post(srq: *mut ibv_srq, receives: &mut [(u64, ibv_sge)]) -> Result<(), (c_int
     }
 }
 
-/// A receiving side with two queue pairs on one queue; `side.qp` is the one in use, its own before and after.
+/// A receiving side with two queue pairs on one shared receive queue; `side.qp` is the selected
+/// one, and its own before and after.
 struct Shared {
     side: Side,
     srq: *mut ibv_srq,
@@ -90,7 +92,7 @@ impl Shared {
         let qps = [(); 2].map(|()| {
             let mut init = init_attr(side.cq, setup);
             init.srq = srq;
-            // They do not count (ibv_create_qp(3)).
+            // Ignored (ibv_create_qp(3)).
             (init.cap.max_recv_wr, init.cap.max_recv_sge) = (u32::MAX, u32::MAX);
             // SAFETY: live.
             let qp = unsafe { (api().create_qp)(side.pd, &mut init) };
@@ -106,7 +108,7 @@ impl Shared {
         &self.side
     }
 
-    /// Fails the selected queue pair; its last receive is told.
+    /// Moves the selected queue pair to ERR; expects the last WQE event.
     fn fail(&self) {
         let mut attr = attr();
         attr.qp_state = IBV_QPS_ERR;
@@ -134,7 +136,7 @@ impl Drop for Shared {
 }
 
 /// Two senders and the receiving side, connected.
-fn rig(setup: &Setup) -> (Shared, [Side; 2]) {
+fn connected_to_srq(setup: &Setup) -> (Shared, [Side; 2]) {
     let mut shared = Shared::new("soft1", setup);
     let senders = [0, 1].map(|which| {
         let sender = Side::new("soft0", setup);
@@ -152,7 +154,7 @@ fn messages_of_two_queue_pairs() {
             qp_type,
             ..Setup::default()
         };
-        let (shared, senders) = rig(&setup);
+        let (shared, senders) = connected_to_srq(&setup);
         let mut receives: Vec<_> = (0..8_u64)
             .map(|id| (id, shared.side.sge(id as usize * 4096, 4096)))
             .collect();
@@ -204,7 +206,7 @@ fn datagrams_of_two_queue_pairs() {
         qp_type: IBV_QPT_UD,
         ..Setup::default()
     };
-    let (mut shared, senders) = rig(&setup);
+    let (mut shared, senders) = connected_to_srq(&setup);
     for (round, which) in [0, 1, 1, 0].into_iter().enumerate() {
         let id = round as u64;
         assert_eq!(post(shared.srq, &mut [(id, shared.side.sge(0, 140))]), Ok(()));
@@ -230,11 +232,12 @@ fn datagrams_of_two_queue_pairs() {
     }
 }
 
-/// A message that finds no receive waits for one: the limit tells when there are few, and what is posted late is still in time.
+/// A message without a receive waits for one (RNR NAK): the limit event reports that few are left,
+/// and a receive posted late is still in time.
 #[test]
-fn limit_and_patience() {
+fn limit_event_and_rnr_retry() {
     crate::setup();
-    let (shared, senders) = rig(&Setup::default());
+    let (shared, senders) = connected_to_srq(&Setup::default());
     let mut receives: Vec<_> = (0..3).map(|id| (id, shared.side.sge(0, 64))).collect();
     assert_eq!(post(shared.srq, &mut receives), Ok(()));
     assert_eq!(modify(shared.srq, IBV_SRQ_LIMIT, 0, 2), 0);
@@ -257,11 +260,11 @@ fn limit_and_patience() {
     }
 }
 
-/// Receives stay when a queue pair fails: they are the others'.
+/// A failing queue pair leaves the shared receives to the others.
 #[test]
-fn one_fails_and_the_other_goes_on() {
+fn failed_queue_pair_leaves_the_others() {
     crate::setup();
-    let (mut shared, senders) = rig(&Setup::default());
+    let (mut shared, senders) = connected_to_srq(&Setup::default());
     assert_eq!(post(shared.srq, &mut [(5, shared.side.sge(0, 64))]), Ok(()));
     shared.select(0);
     shared.fail();
@@ -280,7 +283,8 @@ fn posting_to_the_wrong_queue_and_too_much() {
     crate::setup();
     let mut shared = Shared::new("soft0", &Setup::default());
     let sge = shared.side.sge(0, 8);
-    // In every state, RESET included, the shared queue takes receives and the queue pair does not.
+    // In every state, including RESET, the shared queue accepts receives and the queue pair does
+    // not.
     assert_eq!(shared.select(0).receive(1, &mut [sge]), libc::EINVAL);
     shared.select(1).init(&Setup::default());
     assert_eq!(shared.side.receive(1, &mut [sge]), libc::EINVAL);
@@ -309,7 +313,7 @@ fn sizes_types_and_what_keeps_it() {
     crate::setup();
     let side = Side::new("soft0", &Setup::default());
     let mut device = MaybeUninit::<ibv_device_attr>::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     let device = unsafe {
         assert_eq!((api().query_device)(side.context, device.as_mut_ptr()), 0);
         device.assume_init()
@@ -324,7 +328,7 @@ fn sizes_types_and_what_keeps_it() {
     let largest = create(side.pd, max_wr, max_sge);
     assert_eq!(query(largest), (max_wr, max_sge, 0));
     assert_eq!(destroy(largest), 0);
-    // SAFETY: zero is no type but the basic one, no object and no flag; the objects given are live.
+    // SAFETY: zero is the basic type, no object and no flag; the objects given are live.
     unsafe {
         let create_ex = (*inline::verbs_get_ctx(side.context)).create_srq_ex.unwrap();
         let mut init: ibv_srq_init_attr_ex = MaybeUninit::zeroed().assume_init();

@@ -1,4 +1,4 @@
-//! UC and UD: every byte looked at, address handles both ways, and what loss does.
+//! UC and UD: every byte checked, address handles in both directions, and losses.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -36,7 +36,7 @@ impl Ah {
         Self(ah)
     }
 
-    /// The way back to the sender of a datagram that was received at `at`.
+    /// The address handle to the sender of a datagram received at `at`.
     fn back(side: &Side, wc: &ibv_wc, at: usize) -> Self {
         let mut wc = *wc;
         let grh = std::ptr::with_exposed_provenance_mut::<ibv_grh>((side.addr() + at as u64) as usize);
@@ -49,7 +49,7 @@ impl Ah {
 
 impl Drop for Ah {
     fn drop(&mut self) {
-        // SAFETY: live, and given up here.
+        // SAFETY: live, and not used again.
         assert_eq!(unsafe { api().destroy_ah.unwrap()(self.0) }, 0);
     }
 }
@@ -66,7 +66,7 @@ fn datagram(wr_id: u64, opcode: ibv_wr_opcode, ah: &Ah, remote_qpn: u32) -> ibv_
 
 fn queried(side: &Side) -> (ibv_qp_attr, ibv_qp_init_attr) {
     let (mut found, mut init) = (attr(), MaybeUninit::uninit());
-    // SAFETY: live, both to be written; filled when it says 0.
+    // SAFETY: live, both to be written; filled on success.
     unsafe {
         assert_eq!((api().query_qp)(side.qp, &mut found, 0, init.as_mut_ptr()), 0);
         (found, init.assume_init())
@@ -101,7 +101,7 @@ fn uc_sends_and_writes() {
     }
     let (found, init) = queried(&a);
     assert_eq!((found.qp_state, init.qp_type), (IBV_QPS_RTS, IBV_QPT_UC));
-    // What UC does not offer.
+    // Operations that UC does not offer.
     let read = rdma(1, IBV_WR_RDMA_READ, b.addr(), b.rkey());
     assert_eq!(a.post(read, &mut [a.sge(0, 8)]), libc::EINVAL);
 }
@@ -113,7 +113,7 @@ fn uc_messages_are_whole_or_lost() {
     let size = |message: u64| 1 + (message as usize * 397) % 7000;
     assert_eq!(b.receive(0, &mut [b.sge(0, 8192)]), 0);
     let mut received = 0;
-    // Receives are numbered in the order in which they are posted: a message lost leaves its receive to the next.
+    // Receives are numbered in posting order: the receive of a lost message serves the next one.
     let mut take = |b: &Side| {
         let Some(wc) = b.poll() else { return false };
         assert_eq!(
@@ -132,7 +132,8 @@ fn uc_messages_are_whole_or_lost() {
         true
     };
     let began = Instant::now();
-    // As many as that, and until one has come: the thread that has the socket may not run for as long as many messages take.
+    // At least until one has arrived: the progress thread may be descheduled for as long as many
+    // messages take.
     let (mut message, mut some) = (0, false);
     while message < MESSAGES || !some {
         a.fill(0, &pattern(size(message), message as u32));
@@ -140,10 +141,10 @@ fn uc_messages_are_whole_or_lost() {
         wr.anon_1.imm_data = (message as u32).to_be();
         assert_eq!(a.post(wr, &mut [a.sge(0, size(message))]), 0);
         a.done(message);
-        // The next one comes when this one, had it come, would have been seen.
+        // Poll long enough to see this one, if it arrived, before sending the next.
         some |= (0..200).any(|_| take(&b));
         message += 1;
-        assert!(began.elapsed() < PATIENCE, "none of {message} arrived");
+        assert!(began.elapsed() < TIMEOUT, "none of {message} arrived");
     }
     assert_eq!(b.state(), IBV_QPS_RTS);
 }
@@ -165,14 +166,14 @@ fn ud_both_ways(names: (&str, &str)) {
         );
         assert_eq!(b.bytes(4096 + GRH..4096 + GRH + size), sent);
         assert_eq!(a.done(id).opcode, IBV_WC_SEND);
-        // And back, inline, along the way that it came.
+        // And back, inline, to the sender's address.
         let back = Ah::back(&b, &wc, 4096);
         assert_eq!(a.receive(300 + id, &mut [a.sge(8192, GRH + 16)]), 0);
         let mut answer = datagram(id, IBV_WR_SEND, &back, wc.src_qp);
         answer.send_flags |= IBV_SEND_INLINE;
         b.fill(0, b"the answer");
         assert_eq!(b.post(answer, &mut [b.sge(0, 10)]), 0);
-        // Once posted, the handle is not needed.
+        // Once posted, the handle is no longer needed.
         drop(back);
         let wc = a.done(300 + id);
         assert_eq!(
@@ -197,7 +198,7 @@ fn ud_over_ipv6() {
 }
 
 #[test]
-fn ud_with_another_queue_key_or_no_handle() {
+fn ud_wrong_qkey_or_no_address_handle() {
     let (a, b) = of_type(("soft0", "soft1"), IBV_QPT_UD);
     let there = Ah::to(&a, b.gid());
     assert_eq!(b.receive(1, &mut [b.sge(0, GRH + 8)]), 0);
@@ -214,16 +215,16 @@ fn ud_with_another_queue_key_or_no_handle() {
     let mut none = datagram(4, IBV_WR_SEND, &there, b.qpn());
     none.wr.ud.ah = ptr::null_mut();
     assert_eq!(a.post(none, &mut [a.sge(0, 8)]), libc::EINVAL);
-    // A handle of another domain is none for this queue pair.
+    // A handle of another protection domain is invalid for this queue pair.
     let foreign = Ah::to(&b, b.gid());
     let of_another = datagram(4, IBV_WR_SEND, &foreign, b.qpn());
     assert_eq!(a.post(of_another, &mut [a.sge(0, 8)]), libc::EINVAL);
-    // No address handle is looked for in what has none.
+    // A request without an address handle in its union is refused.
     let write = rdma(5, IBV_WR_RDMA_WRITE, b.addr(), b.rkey());
     assert_eq!(a.post(write, &mut [a.sge(0, 8)]), libc::EINVAL);
 }
 
-/// Loss costs datagrams, never bytes of one; a domain with a handle stays.
+/// Loss drops whole datagrams; a protection domain with an address handle is in use.
 #[test]
 fn ud_under_faults() {
     let (a, b) = of_type(("faulty0", "faulty1"), IBV_QPT_UD);
@@ -236,7 +237,7 @@ fn ud_under_faults() {
     // As in the test of UC.
     let mut number = 0;
     while number < DATAGRAMS || received == 0 {
-        assert!(began.elapsed() < PATIENCE, "none of {number} arrived");
+        assert!(began.elapsed() < TIMEOUT, "none of {number} arrived");
         let sent = pattern(900, number as u32);
         a.fill(0, &sent);
         let mut wr = datagram(number, IBV_WR_SEND_WITH_IMM, &there, b.qpn());
@@ -261,7 +262,8 @@ fn address_handles_refused() {
     let (a, _b) = of_type(("soft0", "soft1"), IBV_QPT_UD);
     let mut vector = attr().ah_attr;
     let mut wc = MaybeUninit::<ibv_wc>::zeroed();
-    // SAFETY: live or zero, and refused; integers all zero are a completion, and a header of no IP version.
+    // SAFETY: live or zero, and refused; integers all zero are a completion, and a header of no IP
+    // version.
     unsafe {
         assert!(api().create_ah.unwrap()(a.pd, &mut vector).is_null());
         assert_eq!(errno(), libc::EINVAL);

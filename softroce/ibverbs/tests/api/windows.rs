@@ -1,4 +1,4 @@
-//! Memory windows of types 1 and 2, local and remote invalidate; every refusal, and what follows from it.
+//! Memory windows of types 1 and 2, local and remote invalidate; every refusal and its effects.
 
 use std::ptr;
 
@@ -10,7 +10,7 @@ use crate::common::*;
 const BINDABLE: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
 const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// Two connected sides whose regions grant nothing to peers, but may have windows.
+/// Two connected sides whose regions grant no remote rights, but allow windows.
 fn two() -> (Side, Side) {
     crate::setup();
     let setup = Setup {
@@ -21,7 +21,7 @@ fn two() -> (Side, Side) {
     pair(("soft0", "soft1"), &setup)
 }
 
-/// A window, gone before its domain is.
+/// A window, deallocated on drop.
 struct Window(*mut ibv_mw);
 
 impl Window {
@@ -37,16 +37,16 @@ impl Window {
         unsafe { (*self.0).rkey }
     }
 
-    /// Takes the key that a posted binding asks for.
+    /// Sets the key of a posted bind.
     fn rename(&self, rkey: u32) {
-        // SAFETY: live, and ours to write (ibv_bind_mw(3)).
+        // SAFETY: live, and writable by the application (ibv_bind_mw(3)).
         unsafe { (*self.0).rkey = rkey };
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         assert_eq!(unsafe { inline::dealloc_mw(self.0) }, 0);
     }
 }
@@ -154,7 +154,7 @@ fn every_operation_through_a_window() {
 }
 
 #[test]
-fn a_window_is_exact_and_grants_what_was_bound() {
+fn window_bounds_and_rights() {
     let cases: [(u32, ibv_wr_opcode, usize); 5] = [
         (REMOTE, IBV_WR_RDMA_WRITE, 511),
         (REMOTE, IBV_WR_RDMA_READ, 1017),
@@ -184,10 +184,10 @@ fn a_window_is_exact_and_grants_what_was_bound() {
 }
 
 #[test]
-fn a_window_that_is_not_bound_any_more() {
+fn unbound_window() {
     let unbind: [fn(&Side, &Window); 2] = [
         |b, window| {
-            // Bound to nothing by length 0, with and without a region.
+            // Unbound by length 0, with and without a region.
             let mut nothing = range(b, 0, 0);
             assert_eq!(bind_1(b, window, 91, nothing), 0);
             b.done(91);
@@ -234,7 +234,7 @@ fn a_window_of_type_2_can_be_bound_anew() {
 }
 
 #[test]
-fn a_peer_takes_the_key_away() {
+fn send_with_invalidate() {
     for size in [0, 8, 1024, 1025, 2048] {
         let (a, b) = two();
         let window = Window::new(&b, IBV_MW_TYPE_2);
@@ -256,11 +256,11 @@ fn a_peer_takes_the_key_away() {
     }
 }
 
-/// Makes a key that is not the peer's to take away, and the window that it is of, if any.
+/// Creates a key that the peer may not invalidate, and its window, if any.
 type MakeKey = fn(&Side) -> (Option<Window>, u32);
 
 #[test]
-fn what_a_peer_may_not_take_away() {
+fn keys_that_a_peer_may_not_invalidate() {
     let keys: [MakeKey; 4] = [
         |b| (None, b.rkey()),
         |_| (None, 0xdead_beef),
@@ -312,7 +312,7 @@ fn a_window_of_type_2_is_of_the_queue_pair_that_bound_it() {
             IBV_WC_REM_ACCESS_ERR
         };
         assert_eq!(c.wait().status, wanted);
-        // The first one is good still.
+        // The first one is still valid.
         assert_eq!(a.post(wr, &mut [a.sge(0, 8)]), 0);
         a.done(1);
         // SAFETY: live, destroyed once.
@@ -327,7 +327,7 @@ fn borrow(side: &Side) -> Side {
 }
 
 #[test]
-fn bindings_that_are_refused_at_once() {
+fn binds_refused_at_posting() {
     let (a, b) = two();
     let (one, two) = (Window::new(&b, IBV_MW_TYPE_1), Window::new(&b, IBV_MW_TYPE_2));
     let good = range(&b, 0, 64);
@@ -343,7 +343,7 @@ fn bindings_that_are_refused_at_once() {
     assert_eq!(past_the_header, libc::EINVAL);
     let refused = |wr| assert_eq!(b.post(wr, &mut []), libc::EINVAL);
     refused(binding(&one, 1, one.rkey(), good));
-    // A key that is another window's, and no window.
+    // A key of another window, and no window.
     refused(binding(&two, 1, one.rkey(), good));
     refused(binding(&two, 1, two.rkey() ^ 0x100, good));
     let mut none = binding(&two, 1, two.rkey(), good);
@@ -368,7 +368,7 @@ fn bindings_that_are_refused_at_once() {
         assert_eq!(errno(), libc::EINVAL);
         assert_eq!((api().dealloc_pd)(b.pd), libc::EBUSY);
     }
-    // Nothing of it left a trace.
+    // None of it has an effect.
     assert!(b.poll().is_none());
     assert_eq!(b.state(), IBV_QPS_RTS);
     let datagrams = Setup {
@@ -387,13 +387,13 @@ fn bindings_that_are_refused_at_once() {
 }
 
 #[test]
-fn bindings_that_fail_when_they_are_carried_out() {
+fn binds_that_fail_on_execution() {
     type Change = fn(&Side, &mut ibv_mw_bind_info);
     let changes: [(u32, Change); 6] = [
         (BINDABLE, |b, info| info.addr = b.addr() + 4096 - 63),
         (BINDABLE, |b, info| info.addr = b.addr() - 1),
         (BINDABLE, |_, info| info.length = u64::MAX),
-        // The region lets no window be bound, or has no LOCAL_WRITE.
+        // The region does not allow windows, or lacks LOCAL_WRITE.
         (IBV_ACCESS_LOCAL_WRITE, |_, _| {}),
         (IBV_ACCESS_MW_BIND, |_, info| {
             info.mw_access_flags = IBV_ACCESS_REMOTE_WRITE
@@ -424,7 +424,7 @@ fn bindings_that_fail_when_they_are_carried_out() {
             assert_eq!(b.state(), IBV_QPS_ERR);
         }
     }
-    // Of type 2: bound already, to nothing, by a key that is not there to be invalidated.
+    // Type 2: bound already; of length 0; by a key that does not exist.
     let twice: [fn(&Side, &Window) -> ibv_send_wr; 4] = [
         |b, window| {
             bind_2(b, window, range(b, 0, 8));
@@ -456,7 +456,7 @@ fn a_region_stays_while_windows_are_bound_to_it() {
     bind_2(&b, &window, range(&b, 0, 64));
     // SAFETY: live.
     assert_eq!(unsafe { (api().dereg_mr)(b.mr) }, libc::EBUSY);
-    // Side's drop deregisters it once the window is gone, and asserts that it may.
+    // Dropping the side deregisters it after the window, and checks the result.
     drop(window);
 }
 
@@ -504,11 +504,11 @@ fn addresses_from_zero() {
 }
 
 #[test]
-fn the_device_says_what_it_has() {
+fn device_attributes_are_reported() {
     crate::setup();
     let side = Side::new("soft0", &Setup::default());
     let mut attr = std::mem::MaybeUninit::uninit();
-    // SAFETY: live; filled when it says 0.
+    // SAFETY: live; filled on success.
     let attr = unsafe {
         assert_eq!((api().query_device)(side.context, attr.as_mut_ptr()), 0);
         attr.assume_init()

@@ -1,4 +1,5 @@
-//! Posting by calls (ibv_wr_post(3)): every operation and setter of each transport, and what is refused, when and as what.
+//! The extended posting API (ibv_wr_post(3)): every operation and setter of each transport, and
+//! every error.
 
 use std::ptr;
 
@@ -65,7 +66,7 @@ impl Wr {
         ud_addr => wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32);
     }
 
-    /// The name and flags of the request that follows.
+    /// Sets wr_id and flags of the following request.
     fn named(&self, wr_id: u64, flags: u32) -> &Self {
         // SAFETY: live.
         unsafe {
@@ -109,7 +110,7 @@ fn every_operation_of_rc_in_one_batch() {
     wr.start();
     wr.signalled(1).write(b.rkey(), b.addr());
     wr.sge(&a, 0, 5000);
-    // Unsignalled, in pieces, inline.
+    // Unsignaled, in pieces, inline.
     wr.named(2, 0).write(b.rkey(), b.addr() + 6000);
     let pieces = [piece(b"one "), piece(b""), piece(b"two ")];
     wr.inline_list(pieces.len(), pieces.as_ptr());
@@ -190,14 +191,14 @@ fn uc_and_ud_have_their_operations() {
     wr.signalled(1).send_imm(6_u32.to_be());
     wr.ud_addr(ah.0, b.qpn(), QKEY);
     wr.inline(b"datagram");
-    // Staged: the handle is not needed any more.
+    // Staged: the handle is no longer needed.
     drop(ah);
     assert_eq!(wr.complete(), 0);
     a.done(1);
     let wc = b.done(10);
     assert_eq!((wc.byte_len, wc.wc_flags), (48, IBV_WC_GRH | IBV_WC_WITH_IMM));
     assert_eq!(b.bytes(40..48), b"datagram");
-    // A destination is needed for each, and an address handle of the same domain for it.
+    // Each needs a destination, with an address handle of the same protection domain.
     let foreign = Ah::to(&b, b.gid());
     for set in [None, Some(ptr::null_mut()), Some(foreign.0)] {
         wr.start();
@@ -209,21 +210,21 @@ fn uc_and_ud_have_their_operations() {
     }
 }
 
-/// A way to get it wrong, and what completing says.
-type Mistake = (fn(&Wr, &Side, &Side), i32);
+/// An invalid batch, and the result of completing it.
+type InvalidBatch = (fn(&Wr, &Side, &Side), i32);
 
 #[test]
-fn one_mistake_and_nothing_is_posted() {
+fn any_error_refuses_the_whole_batch() {
     let (a, b) = two(IBV_QPT_RC, RELIABLE);
     let wr = Wr::of(&a);
-    let mistakes: [Mistake; 10] = [
+    let mistakes: [InvalidBatch; 10] = [
         (|wr, a, _| wr.sge_list(5, [a.sge(0, 1); 5].as_ptr()), libc::EINVAL),
         (|wr, _, _| wr.inline(&[0; 129]), libc::EINVAL),
         (
             |wr, _, _| wr.inline_list(2, [piece(&[0; 100]), piece(&[0; 29])].as_ptr()),
             libc::EINVAL,
         ),
-        // More than there is, were it read.
+        // More than is readable, if it were read.
         (
             |wr, _, _| {
                 let endless = ibv_data_buf {
@@ -263,19 +264,19 @@ fn one_mistake_and_nothing_is_posted() {
             libc::ENOMEM,
         ),
     ];
-    for (number, (mistake, told)) in mistakes.into_iter().enumerate() {
+    for (number, (mistake, expected)) in mistakes.into_iter().enumerate() {
         wr.start();
         wr.signalled(1).write(b.rkey(), b.addr());
         wr.inline(b"no");
         mistake(&wr, &a, &b);
         wr.signalled(2).send();
-        assert_eq!(wr.complete(), told, "mistake {number}");
+        assert_eq!(wr.complete(), expected, "mistake {number}");
     }
     // A setter without a request.
     wr.start();
     wr.sge(&a, 0, 8);
     assert_eq!(wr.complete(), libc::EINVAL);
-    // What follows a mistake is in a batch of its own; and of two setters of bytes the last counts.
+    // A batch after an error is independent of it; of two payload setters the last one applies.
     wr.start();
     wr.signalled(3).write(b.rkey(), b.addr() + 8);
     wr.sge(&a, 0, 100);
@@ -303,7 +304,7 @@ fn batches_end_once() {
     wr.inline(b"aborted");
     wr.abort();
     assert_eq!(wr.complete(), libc::EINVAL);
-    // Classic posts go ahead of an open batch, as on another queue pair.
+    // ibv_post_send is not blocked by an open batch.
     wr.start();
     wr.signalled(2).write(b.rkey(), b.addr());
     wr.inline(b"second");
@@ -318,9 +319,9 @@ fn batches_end_once() {
 }
 
 #[test]
-fn a_batch_is_refused_whole_when_the_queue_has_no_room_for_it() {
+fn batch_that_exceeds_the_queue_is_refused_as_a_whole() {
     crate::setup();
-    // Half a minute before a READ that nobody answers fails.
+    // Half a minute before a READ without a response fails.
     let setup = Setup {
         timeout: 20,
         ..setup_of(IBV_QPT_RC, RELIABLE)
@@ -340,8 +341,7 @@ fn a_batch_is_refused_whole_when_the_queue_has_no_room_for_it() {
         a.done(id);
     }
     assert_eq!(batch(65), libc::ENOMEM);
-    // A READ that the peer never answers keeps its place.
-    // SAFETY: live.
+    // A READ without a response keeps its slot. SAFETY: live.
     unsafe {
         let mut err = attr();
         err.qp_state = IBV_QPS_RESET;
@@ -353,7 +353,7 @@ fn a_batch_is_refused_whole_when_the_queue_has_no_room_for_it() {
     assert_eq!(wr.complete(), 0);
     assert_eq!(batch(64), libc::ENOMEM);
     assert!(a.poll().is_none(), "nothing of it was posted");
-    // In the error state requests are taken, and flushed.
+    // In the error state requests are accepted, and flushed.
     let mut err = attr();
     err.qp_state = IBV_QPS_ERR;
     assert_eq!(a.modify(&mut err, IBV_QP_STATE), 0);
@@ -363,23 +363,23 @@ fn a_batch_is_refused_whole_when_the_queue_has_no_room_for_it() {
         let wc = a.wait();
         assert_eq!((wc.wr_id, wc.status), (id, IBV_WC_WR_FLUSH_ERR));
     }
-    // And before RTS they are not.
+    // Before RTS they are refused.
     err.qp_state = IBV_QPS_RESET;
     assert_eq!(a.modify(&mut err, IBV_QP_STATE), 0);
     assert_eq!(batch(1), libc::EINVAL);
 }
 
 #[test]
-fn threads_take_turns() {
+fn batches_of_threads_are_serialised() {
     let (a, b) = two(IBV_QPT_RC, RELIABLE);
     const ROUNDS: u64 = 200;
-    // A send queue has room again when a request is done, polled or not: the completion queue takes them all.
-    // SAFETY: live.
+    // Send queue slots are freed on completion, polled or not: the completion queue has space for
+    // all. SAFETY: live.
     assert_eq!(unsafe { (api().resize_cq)(a.cq, 6 * ROUNDS as i32) }, 0);
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
             let (wr, rkey, addr) = (Wr::of(&a), b.rkey(), b.addr());
-            // The pointer goes along as a number; the queue pair outlives the scope.
+            // The pointer is passed as an integer; the queue pair outlives the scope.
             let qp = wr.0.expose_provenance();
             scope.spawn(move || {
                 let wr = Wr(ptr::with_exposed_provenance_mut(qp));
@@ -401,7 +401,7 @@ fn threads_take_turns() {
                 }
             });
         }
-        // The two of a batch follow one another, and the batches of a thread too.
+        // The two of a batch are adjacent, and the batches of a thread are in order.
         let mut next = [0; 3];
         for _ in 0..3 * ROUNDS {
             let (first, second) = (a.wait(), a.wait());
@@ -434,7 +434,7 @@ fn creation_is_checked() {
         assert_eq!((api().destroy_qp)(qp), 0);
         Ok(calls)
     };
-    assert_eq!(create(&|_| {}), Ok(Some((true, false))), "the calls asked for alone");
+    assert_eq!(create(&|_| {}), Ok(Some((true, false))), "only the requested calls");
     assert_eq!(create(&|attr| attr.comp_mask = IBV_QP_INIT_ATTR_PD), Ok(None));
     let flags = |flags| {
         create(&|attr| {

@@ -1,32 +1,34 @@
-//! One connection: its states, what its owner may do in them, what the peer's messages and time do to it (IBTA vol 1, 12.9).
+//! The state machine of one connection: commands of its owner, messages of the peer, timeouts (IBTA
+//! vol 1, 12.9).
 //!
 //! ```text
-//! active:   ReqSent ──REP──▶ RepReceived ──establish──▶ Established ──disconnect──▶ DreqSent ──DREP──▶ TimeWait ──▶ Closed
-//! passive:  ReqReceived ──accept──▶ RepSent ──RTU──▶ Established ──────DREQ──────────────────────────▶ TimeWait ──▶ Closed
+//! active:  ReqSent ─REP▶ RepReceived ─establish▶ Established ─disconnect▶ DreqSent ─DREP▶ TimeWait
+//! passive: ReqReceived ─accept▶ RepSent ─RTU▶ Established ─DREQ▶ TimeWait
+//! both:    TimeWait ─timeout▶ Closed
 //! ```
 //!
-//! REQ, REP and DREQ are sent again until they are answered; RTU, REJ and DREP are answers, and sent again when what they answer comes again. A disconnect request is
-//! answered here at once, without the owner, who hears that the connection is over. A connection whose owner has destroyed it goes on as long as the peer is owed
-//! something, and tells nobody.
+//! REQ, REP and DREQ are retransmitted until they are answered; RTU, REJ and DREP are resent when
+//! the message they answer is received again. A DREQ is answered here at once, and the owner gets
+//! an event. A destroyed connection continues until the peer has been answered, without events.
 
 use core::net::IpAddr;
 use core::time::Duration;
 
 use super::mad::Mad;
-use super::message::{About, Dreq, Message, Mra, Plain, Rej, Rep, Req};
+use super::message::{Dreq, IdsOnly, Message, MessageKind, Mra, Rej, Rep, Req};
 use super::types::{Accept, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, RejectReason, ServiceId};
-use super::{MadTransmit, Out};
+use super::{MadTransmit, Output};
 use crate::qp::Path;
 use crate::wire::Transport;
 use crate::{Instant, Mtu, Psn, Qpn};
 
-/// What an owner may take to answer, as a receipt tells it: 69 s, as long as the Linux kernel's rdma_cm.
+/// Service timeout in an MRA: 69 s, as in the Linux kernel's rdma_cm.
 const SERVICE_TIMEOUT: u8 = 24;
-/// The longest timeout that is believed, lest a peer's 5 bits keep something here for hours: 69 s.
+/// Upper bound for a peer's 5-bit timeout, so that a peer cannot hold state here for hours: 69 s.
 const MAX_TIMEOUT: u8 = 24;
-/// The target ACK delay of a soft device, as ibv_query_device(3) gives it: 134 ms.
+/// The target ACK delay of a soft device, as in ibv_query_device(3): 134 ms.
 const ACK_DELAY: u8 = 15;
-/// TTL or hop limit of paths whose requests do not tell.
+/// TTL or hop limit of paths whose requests carry none.
 pub(super) const HOP_LIMIT: u8 = 64;
 
 /// The state of a connection or of a SIDR exchange.
@@ -38,30 +40,30 @@ pub(super) enum State {
     RepSent,
     Established,
     DreqSent,
-    /// Over, but something of it may be on its way.
+    /// Over; packets of it may still be in flight.
     TimeWait,
     SidrSent,
     SidrReceived,
-    /// Over by an answer of ours that may be lost: it is kept for the peer to ask again.
-    Answered,
-    /// Over.
+    /// Over, after a reply of ours that may be lost: kept so that it can be resent.
+    Lingering,
     Closed,
 }
 
-/// The GUID and queue pair of a peer: connected once at most (12.9.8.3).
+/// Address, GUID and queue pair of a peer: connected at most once (12.9.8.3).
 pub(super) type PeerKey = (IpAddr, u64, Qpn);
 
 #[derive(Debug)]
+// fields: the state of one connection, used as a whole by its state machine
 pub(super) struct Connection {
     pub(super) id: ConnectionId,
     pub(super) peer: IpAddr,
-    /// The peer's communication id, 0 while unknown; the request's in SIDR.
+    /// The peer's communication id, 0 while unknown; in SIDR the request's.
     pub(super) remote_id: u32,
     pub(super) state: State,
-    /// Its owner has destroyed it.
+    /// Destroyed by its owner.
     pub(super) released: bool,
     pub(super) service: ServiceId,
-    /// Where it came to, while it waits for its owner.
+    /// The listener, until the owner has answered the request.
     pub(super) listener: Option<ListenerId>,
     pub(super) deadline: Option<Instant>,
     pub(super) parameters: Option<Parameters>,
@@ -69,23 +71,21 @@ pub(super) struct Connection {
     transaction: u64,
     guid: u64,
     qpn: Qpn,
-    /// The message that goes again, by time or because the peer asks again.
+    /// The message to resend, on a timeout or on a duplicate from the peer.
     sent: Option<Box<Mad>>,
-    /// How often it still goes by time.
-    left: u8,
+    resends_left: u8,
     max_retries: u8,
-    /// How long its answer may take.
     interval: Duration,
 }
 
-/// 4.096 µs · 2^t, within reason.
+/// 4.096 µs · 2^t, bounded.
 pub(super) fn timeout(code: u8) -> Duration {
     Duration::from_nanos(4096 << code.min(MAX_TIMEOUT))
 }
 
-/// The code that covers the times of two codes.
-fn covering(a: u8, b: u8) -> u8 {
-    // Where they are far apart the smaller is lost in the rounding of the larger.
+/// The code of a timeout that covers the sum of two.
+fn combined_timeout(a: u8, b: u8) -> u8 {
+    // If they are far apart, the smaller is lost in the rounding of the larger.
     let (less, more) = if a < b { (a, b) } else { (b, a) };
     (more + u8::from(more - less <= 1)).min(31)
 }
@@ -107,73 +107,71 @@ impl Connection {
             guid: 0,
             qpn: Qpn::new(0),
             sent: None,
-            left: 0,
+            resends_left: 0,
             max_retries: 0,
             interval: Duration::ZERO,
         }
     }
 
-    /// For the messages to come: how long their answers may take and how often they go again.
-    pub(super) fn pace(&mut self, interval: Duration, max_retries: u8) {
+    /// Sets retransmission interval and count of the following messages.
+    pub(super) fn set_retry(&mut self, interval: Duration, max_retries: u8) {
         self.interval = interval;
         self.max_retries = max_retries.min(15);
     }
 
-    /// Our own device and queue pair.
-    pub(super) fn ours(&mut self, guid: u64, qpn: Qpn) {
+    pub(super) fn set_local_qp(&mut self, guid: u64, qpn: Qpn) {
         self.guid = guid;
         self.qpn = qpn;
     }
 
-    /// Takes up the request of a peer: what we answer it with is paced as it says.
+    /// Applies a peer's REQ: replies are retransmitted with the timeouts it gives.
     pub(super) fn take_request(&mut self, req: &Req, guid: u64, parameters: Parameters) {
         self.remote_id = req.local_id;
         self.guid = guid;
         self.peer_key = Some((self.peer, req.guid, req.qpn));
         self.parameters = Some(parameters);
         let interval = timeout(req.local_timeout) + timeout(req.primary.ack_timeout);
-        self.pace(interval, req.max_retries);
+        self.set_retry(interval, req.max_retries);
     }
 
     // Sending
 
-    /// Sends a message once.
-    fn say(&self, message: &Message, out: &mut Out) {
+    fn send_once(&self, message: &Message, out: &mut Output) {
         out.transmit(self.peer, message.to_mad(self.transaction));
     }
 
-    /// Sends a message that goes again when the peer asks again.
-    fn answer(&mut self, message: &Message, out: &mut Out) {
+    /// Sends a message that is resent when the peer repeats its own.
+    fn send_reply(&mut self, message: &Message, out: &mut Output) {
         let mad = message.to_mad(self.transaction);
         out.transmit(self.peer, mad);
         self.sent = Some(Box::new(mad));
-        self.left = 0;
+        self.resends_left = 0;
         self.deadline = None;
     }
 
-    /// Sends a message that goes again until it is answered.
-    pub(super) fn ask(&mut self, now: Instant, message: &Message, out: &mut Out) {
-        self.answer(message, out);
-        self.left = self.max_retries;
+    /// Sends a message that is retransmitted until it is answered.
+    pub(super) fn send_request(&mut self, now: Instant, message: &Message, out: &mut Output) {
+        self.send_reply(message, out);
+        self.resends_left = self.max_retries;
         self.deadline = Some(now + self.interval);
     }
 
-    fn again(&self, out: &mut Out) {
+    fn resend(&self, out: &mut Output) {
         if let Some(mad) = &self.sent {
             out.transmit(self.peer, **mad);
         }
     }
 
-    fn plain(&self, private_data: &[u8]) -> Plain {
-        Plain {
+    fn ids_only(&self, private_data: &[u8]) -> IdsOnly {
+        IdsOnly {
             local_id: self.id.0,
             remote_id: self.remote_id,
             private_data: private_data.to_vec(),
         }
     }
 
-    fn rejection(&self, about: About, reason: RejectReason, private_data: &[u8]) -> Message {
-        // Who asked first finds the connection of a timeout by the GUID, where it has no id yet (12.6.7.2).
+    fn rej_message(&self, message: MessageKind, reason: RejectReason, private_data: &[u8]) -> Message {
+        // A timed-out REQ's receiver may have no id yet, and finds it by the GUID (12.6.7.2).
         let info = if reason == RejectReason::TIMEOUT {
             self.guid.to_be_bytes().to_vec()
         } else {
@@ -182,54 +180,54 @@ impl Connection {
         Message::Rej(Rej {
             local_id: self.id.0,
             remote_id: self.remote_id,
-            about,
+            message,
             reason,
             info,
             private_data: private_data.to_vec(),
         })
     }
 
-    fn receipt(&self, about: About) -> Message {
+    fn mra_message(&self, message: MessageKind) -> Message {
         Message::Mra(Mra {
             local_id: self.id.0,
             remote_id: self.remote_id,
-            about,
+            message,
             timeout: SERVICE_TIMEOUT,
         })
     }
 
-    fn tell(&self, event: CmEvent, out: &mut Out) {
+    fn push_event(&self, event: CmEvent, out: &mut Output) {
         if !self.released {
             out.events.push_back(event);
         }
     }
 
-    // Ends
+    // Termination
 
     pub(super) fn close(&mut self) {
         self.state = State::Closed;
         self.deadline = None;
-        self.left = 0;
+        self.resends_left = 0;
         self.sent = None;
     }
 
-    /// Over by what was just answered: kept until the peer has stopped asking.
-    pub(super) fn linger(&mut self, now: Instant, message: &Message, out: &mut Out) {
-        self.answer(message, out);
-        self.state = State::Answered;
+    /// Sends a final reply and keeps it until the peer has stopped retransmitting.
+    pub(super) fn reply_and_linger(&mut self, now: Instant, message: &Message, out: &mut Output) {
+        self.send_reply(message, out);
+        self.state = State::Lingering;
         self.deadline = Some(now + self.interval * (u32::from(self.max_retries) + 2));
     }
 
-    fn wait_out(&mut self, now: Instant, out: &mut Out) {
+    fn enter_timewait(&mut self, now: Instant, out: &mut Output) {
         self.state = State::TimeWait;
         self.sent = None;
-        self.left = 0;
+        self.resends_left = 0;
         let rest = self.parameters.map_or(Duration::ZERO, |set| timeout(set.ack_timeout));
         self.deadline = Some(now + rest);
-        self.tell(CmEvent::Disconnected { id: self.id }, out);
+        self.push_event(CmEvent::Disconnected { id: self.id }, out);
     }
 
-    fn disconnect_request(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
+    fn disconnect_request(&mut self, now: Instant, private_data: &[u8], out: &mut Output) {
         let message = Message::Dreq(Dreq {
             local_id: self.id.0,
             remote_id: self.remote_id,
@@ -237,12 +235,12 @@ impl Connection {
             private_data: private_data.to_vec(),
         });
         self.state = State::DreqSent;
-        self.ask(now, &message, out);
+        self.send_request(now, &message, out);
     }
 
-    // Commands. False: the state does not allow it.
+    // Commands. They return false if the state does not allow them.
 
-    pub(super) fn accept(&mut self, now: Instant, accept: &Accept, out: &mut Out) -> bool {
+    pub(super) fn accept(&mut self, now: Instant, accept: &Accept, out: &mut Output) -> bool {
         let (State::ReqReceived, Some(set)) = (self.state, &mut self.parameters) else {
             return false;
         };
@@ -266,36 +264,36 @@ impl Connection {
             private_data: accept.private_data.clone(),
         });
         self.state = State::RepSent;
-        self.ask(now, &message, out);
+        self.send_request(now, &message, out);
         true
     }
 
-    pub(super) fn reject(&mut self, now: Instant, reason: RejectReason, private_data: &[u8], out: &mut Out) -> bool {
-        let about = match self.state {
-            State::ReqReceived => About::Request,
-            State::RepReceived => About::Reply,
+    pub(super) fn reject(&mut self, now: Instant, reason: RejectReason, private_data: &[u8], out: &mut Output) -> bool {
+        let kind = match self.state {
+            State::ReqReceived => MessageKind::Request,
+            State::RepReceived => MessageKind::Reply,
             _ => return false,
         };
-        let message = self.rejection(about, reason, private_data);
-        self.linger(now, &message, out);
+        let message = self.rej_message(kind, reason, private_data);
+        self.reply_and_linger(now, &message, out);
         true
     }
 
-    pub(super) fn establish(&mut self, private_data: &[u8], out: &mut Out) -> bool {
+    pub(super) fn establish(&mut self, private_data: &[u8], out: &mut Output) -> bool {
         if self.state != State::RepReceived {
             return false;
         }
-        let message = Message::Rtu(self.plain(private_data));
-        self.answer(&message, out);
+        let message = Message::Rtu(self.ids_only(private_data));
+        self.send_reply(&message, out);
         self.state = State::Established;
         true
     }
 
-    /// What came over the queue pair shows that the peer has heard us, before its RTU did (12.9.6: the communication established event).
-    pub(super) fn notify(&mut self, out: &mut Out) -> bool {
+    /// The queue pair has received before the RTU arrived (12.9.6, communication established).
+    pub(super) fn notify(&mut self, out: &mut Output) -> bool {
         match self.state {
             State::RepSent => {
-                self.rtu(vec![0; super::room::READY], out);
+                self.rtu(vec![0; super::private_data_len::RTU], out);
                 true
             }
             State::Established => true,
@@ -303,124 +301,124 @@ impl Connection {
         }
     }
 
-    pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Out) -> bool {
+    pub(super) fn disconnect(&mut self, now: Instant, private_data: &[u8], out: &mut Output) -> bool {
         match self.state {
             State::Established | State::RepSent => self.disconnect_request(now, private_data, out),
-            // It is over, or as good as.
+            // Already disconnecting or disconnected.
             State::DreqSent | State::TimeWait => {}
             _ => return false,
         }
         true
     }
 
-    /// Its owner is gone. What the peer is owed is still said.
-    pub(super) fn release(&mut self, now: Instant, out: &mut Out) {
+    /// Destroyed by its owner: sends what the peer must still be sent.
+    pub(super) fn release(&mut self, now: Instant, out: &mut Output) {
         self.released = true;
         match self.state {
             State::ReqSent => {
-                let message = self.rejection(About::Request, RejectReason::TIMEOUT, &[]);
-                self.say(&message, out);
+                let message = self.rej_message(MessageKind::Request, RejectReason::TIMEOUT, &[]);
+                self.send_once(&message, out);
                 self.close();
             }
             State::ReqReceived | State::RepReceived => {
                 self.reject(now, RejectReason::CONSUMER, &[], out);
             }
             State::RepSent => {
-                let message = self.rejection(About::Other, RejectReason::CONSUMER, &[]);
-                self.linger(now, &message, out);
+                let message = self.rej_message(MessageKind::Other, RejectReason::CONSUMER, &[]);
+                self.reply_and_linger(now, &message, out);
             }
             State::Established => self.disconnect_request(now, &[], out),
-            State::DreqSent | State::TimeWait | State::Answered | State::Closed => {}
+            State::DreqSent | State::TimeWait | State::Lingering | State::Closed => {}
             State::SidrSent | State::SidrReceived => self.release_sidr(now, out),
         }
     }
 
     // Time
 
-    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Out) {
-        if self.left > 0 {
-            self.left -= 1;
-            self.again(out);
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Output) {
+        if self.resends_left > 0 {
+            self.resends_left -= 1;
+            self.resend(out);
             self.deadline = Some(now + self.interval);
             return;
         }
         self.deadline = None;
         match self.state {
             State::ReqSent | State::RepSent => {
-                let about = if self.state == State::ReqSent {
-                    About::Request
+                let kind = if self.state == State::ReqSent {
+                    MessageKind::Request
                 } else {
-                    About::Reply
+                    MessageKind::Reply
                 };
-                let message = self.rejection(about, RejectReason::TIMEOUT, &[]);
-                self.say(&message, out);
+                let message = self.rej_message(kind, RejectReason::TIMEOUT, &[]);
+                self.send_once(&message, out);
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
             State::SidrSent => {
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
-            State::DreqSent => self.wait_out(now, out),
+            State::DreqSent => self.enter_timewait(now, out),
             State::TimeWait => {
                 self.close();
-                self.tell(CmEvent::TimewaitExit { id: self.id }, out);
+                self.push_event(CmEvent::TimewaitExit { id: self.id }, out);
             }
-            State::Answered => self.close(),
-            // None of them has a deadline.
+            State::Lingering => self.close(),
+            // No deadline in these states.
             State::ReqReceived | State::RepReceived | State::Established | State::SidrReceived | State::Closed => {}
         }
     }
 
     // Messages
 
-    /// The request that it came of has come again.
-    pub(super) fn duplicate_request(&self, out: &mut Out) {
+    /// A duplicate of its REQ or SIDR_REQ was received.
+    pub(super) fn duplicate_request(&self, out: &mut Output) {
         match self.state {
-            State::ReqReceived => self.say(&self.receipt(About::Request), out),
-            State::RepSent | State::Answered => self.again(out),
+            State::ReqReceived => self.send_once(&self.mra_message(MessageKind::Request), out),
+            State::RepSent | State::Lingering => self.resend(out),
             _ => {}
         }
     }
 
     pub(super) fn mra(&mut self, now: Instant, mra: &Mra) {
-        let about = match self.state {
-            State::ReqSent => About::Request,
-            State::RepSent => About::Reply,
+        let kind = match self.state {
+            State::ReqSent => MessageKind::Request,
+            State::RepSent => MessageKind::Reply,
             _ => return,
         };
-        if mra.about == about {
+        if mra.message == kind {
             self.deadline = Some(now + timeout(mra.timeout) + self.interval);
         }
     }
 
-    /// The peer's queue pair is that of another connection.
-    pub(super) fn is_stale(&mut self, now: Instant, rep: &Rep, out: &mut Out) {
+    /// The peer's queue pair belongs to another connection: rejects the REP as stale.
+    pub(super) fn reject_stale(&mut self, now: Instant, rep: &Rep, out: &mut Output) {
         self.remote_id = rep.local_id;
-        let message = self.rejection(About::Reply, RejectReason::STALE_CONNECTION, &[]);
-        self.linger(now, &message, out);
-        self.tell(CmEvent::Unreachable { id: self.id }, out);
+        let message = self.rej_message(MessageKind::Reply, RejectReason::STALE_CONNECTION, &[]);
+        self.reply_and_linger(now, &message, out);
+        self.push_event(CmEvent::Unreachable { id: self.id }, out);
     }
 
-    pub(super) fn rep(&mut self, rep: Rep, out: &mut Out) {
+    pub(super) fn rep(&mut self, rep: Rep, out: &mut Output) {
         match self.state {
             State::ReqSent => {}
-            State::RepReceived => return self.say(&self.receipt(About::Reply), out),
-            // Our RTU, or our rejection, was lost.
-            State::Established | State::Answered => return self.again(out),
+            State::RepReceived => return self.send_once(&self.mra_message(MessageKind::Reply), out),
+            // The RTU or REJ was lost.
+            State::Established | State::Lingering => return self.resend(out),
             _ => return,
         }
         self.remote_id = rep.local_id;
         self.peer_key = Some((self.peer, rep.guid, rep.qpn));
         self.state = State::RepReceived;
         self.deadline = None;
-        self.left = 0;
+        self.resends_left = 0;
         if let Some(set) = &mut self.parameters {
             set.dest_qpn = rep.qpn;
             set.sq_psn = rep.psn;
             set.responder_resources = rep.initiator_depth;
             set.initiator_depth = rep.responder_resources;
-            set.ack_timeout = covering(set.ack_timeout, rep.ack_delay);
+            set.ack_timeout = combined_timeout(set.ack_timeout, rep.ack_delay);
             set.rnr_retry_count = rep.rnr_retry_count;
         }
         let reply = PeerReply {
@@ -432,7 +430,7 @@ impl Connection {
             srq: rep.srq,
             private_data: rep.private_data,
         };
-        self.tell(
+        self.push_event(
             CmEvent::Reply {
                 id: self.id,
                 reply: Box::new(reply),
@@ -441,24 +439,24 @@ impl Connection {
         );
     }
 
-    pub(super) fn rtu(&mut self, private_data: Vec<u8>, out: &mut Out) {
+    pub(super) fn rtu(&mut self, private_data: Vec<u8>, out: &mut Output) {
         if self.state == State::RepSent {
             self.state = State::Established;
             self.deadline = None;
-            self.left = 0;
+            self.resends_left = 0;
             self.sent = None;
             let id = self.id;
-            self.tell(CmEvent::Established { id, private_data }, out);
+            self.push_event(CmEvent::Established { id, private_data }, out);
         }
     }
 
-    pub(super) fn rej(&mut self, now: Instant, rej: Rej, out: &mut Out) {
+    pub(super) fn rej(&mut self, now: Instant, rej: Rej, out: &mut Output) {
         match self.state {
             State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent | State::SidrSent => {
                 self.close();
                 let (id, reason) = (self.id, rej.reason);
                 let private_data = rej.private_data;
-                self.tell(
+                self.push_event(
                     CmEvent::Rejected {
                         id,
                         reason,
@@ -467,31 +465,31 @@ impl Connection {
                     out,
                 );
             }
-            State::Established | State::DreqSent => self.wait_out(now, out),
-            State::TimeWait | State::SidrReceived | State::Answered | State::Closed => {}
+            State::Established | State::DreqSent => self.enter_timewait(now, out),
+            State::TimeWait | State::SidrReceived | State::Lingering | State::Closed => {}
         }
     }
 
-    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Out) {
+    pub(super) fn dreq(&mut self, now: Instant, dreq: &Dreq, transaction: u64, out: &mut Output) {
         let is_over = matches!(self.state, State::TimeWait | State::Closed);
         let ends = matches!(self.state, State::Established | State::RepSent | State::DreqSent);
         if dreq.qpn != self.qpn || !is_over && !ends {
             return;
         }
-        let message = Message::Drep(self.plain(&[]));
+        let message = Message::Drep(self.ids_only(&[]));
         out.transmit(self.peer, message.to_mad(transaction));
         if ends {
-            self.wait_out(now, out);
+            self.enter_timewait(now, out);
         }
     }
 
-    pub(super) fn drep(&mut self, now: Instant, out: &mut Out) {
+    pub(super) fn drep(&mut self, now: Instant, out: &mut Output) {
         if self.state == State::DreqSent {
-            self.wait_out(now, out);
+            self.enter_timewait(now, out);
         }
     }
 
-    /// Whether it still stands for its peer's queue pair.
+    /// Whether it still holds its peer's queue pair.
     pub(super) fn is_live(&self) -> bool {
         matches!(
             self.state,
@@ -499,33 +497,33 @@ impl Connection {
         )
     }
 
-    /// The peer's process is gone, and answers no more.
-    pub(super) fn lost(&mut self, now: Instant, out: &mut Out) {
+    /// The peer's process is gone and will not answer.
+    pub(super) fn peer_gone(&mut self, now: Instant, out: &mut Output) {
         match self.state {
-            State::Established | State::DreqSent => self.wait_out(now, out),
+            State::Established | State::DreqSent => self.enter_timewait(now, out),
             State::ReqReceived | State::RepReceived | State::RepSent => {
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
             _ => {}
         }
     }
 
-    /// The peer has begun anew with the queue pair of this connection: it has forgotten this one (12.9.8.3.1).
-    pub(super) fn forgotten(&mut self, now: Instant, out: &mut Out) {
+    /// The peer restarted and reused the queue pair of this connection (12.9.8.3.1).
+    pub(super) fn superseded(&mut self, now: Instant, out: &mut Output) {
         match self.state {
             State::Established => self.disconnect_request(now, &[], out),
             State::ReqReceived | State::RepSent => {
                 self.close();
-                self.tell(CmEvent::Unreachable { id: self.id }, out);
+                self.push_event(CmEvent::Unreachable { id: self.id }, out);
             }
             _ => {}
         }
     }
 }
 
-/// The parameters of the passive side, as a request gives them; the peer is to begin with `psn`.
-pub(super) fn passive(
+/// The passive side's parameters by a REQ; the peer is to start with `psn`.
+pub(super) fn passive_parameters(
     req: &Req,
     (local, remote): (IpAddr, IpAddr),
     mtu: Mtu,

@@ -1,9 +1,9 @@
-//! Messages of peers: whose they are, and what nobody here is meant by.
+//! Dispatch of received messages to connections, and replies to those that match none.
 
 use core::net::IpAddr;
 
 use super::connection::{self, Connection, State};
-use super::message::{About, Apr, Dreq, Message, Plain, Rej, Rep, Req, SidrReq};
+use super::message::{Apr, Dreq, IdsOnly, Message, MessageKind, Rej, Rep, Req, SidrReq};
 use super::sidr;
 use super::types::{
     CmEvent, ConnectionId, DEFAULT_MAX_RETRIES, DEFAULT_RESPONSE_TIMEOUT, PeerRequest, RejectReason, ServiceId,
@@ -14,40 +14,40 @@ use crate::wire::Transport;
 use crate::{Gid, Instant, Mtu};
 
 impl Cm {
-    /// Takes a management datagram that came to queue pair 1 from `from`. Anything may be in it.
+    /// Handles a management datagram received on queue pair 1. Its content is not trusted.
     pub fn handle_mad(&mut self, now: Instant, from: IpAddr, mad: &Mad) {
         let from = from.to_canonical();
         let Some((transaction, message)) = Message::parse(mad) else {
             self.dropped += 1;
             return;
         };
-        let of_use = match message {
+        let handled = match message {
             Message::Req(req) => self.req(now, from, transaction, *req),
             Message::SidrReq(req) => self.sidr_req(from, transaction, req),
             Message::Rep(rep) => self.rep(now, from, transaction, rep),
             Message::Dreq(dreq) => self.dreq(now, from, transaction, &dreq),
             Message::Rtu(rtu) => {
-                let known = self.known(from, rtu.remote_id, rtu.local_id);
-                known.and_then(|id| self.with(id, |connection, out| connection.rtu(rtu.private_data, out)))
+                let known = self.find_connection(from, rtu.remote_id, rtu.local_id);
+                known.and_then(|id| self.update(id, |connection, out| connection.rtu(rtu.private_data, out)))
             }
             Message::Drep(drep) => {
-                let known = self.known(from, drep.remote_id, drep.local_id);
-                known.and_then(|id| self.with(id, |connection, out| connection.drep(now, out)))
+                let known = self.find_connection(from, drep.remote_id, drep.local_id);
+                known.and_then(|id| self.update(id, |connection, out| connection.drep(now, out)))
             }
             Message::Mra(mra) => {
-                let known = self.known(from, mra.remote_id, mra.local_id);
-                known.and_then(|id| self.with(id, |connection, _| connection.mra(now, &mra)))
+                let known = self.find_connection(from, mra.remote_id, mra.local_id);
+                known.and_then(|id| self.update(id, |connection, _| connection.mra(now, &mra)))
             }
             Message::Rej(rej) => {
-                let known = self.known(from, rej.remote_id, rej.local_id);
-                known.and_then(|id| self.with(id, |connection, out| connection.rej(now, rej, out)))
+                let known = self.find_connection(from, rej.remote_id, rej.local_id);
+                known.and_then(|id| self.update(id, |connection, out| connection.rej(now, rej, out)))
             }
             Message::SidrRep(rep) => {
-                let known = self.known(from, rep.request_id, 0);
-                known.and_then(|id| self.with(id, |exchange, out| exchange.sidr_rep(rep, out)))
+                let known = self.find_connection(from, rep.request_id, 0);
+                known.and_then(|id| self.update(id, |exchange, out| exchange.sidr_rep(rep, out)))
             }
             Message::Lap(lap) => {
-                let known = self.known(from, lap.remote_id, lap.local_id);
+                let known = self.find_connection(from, lap.remote_id, lap.local_id);
                 known.map(|_| {
                     let apr = Message::Apr(Apr {
                         local_id: lap.remote_id,
@@ -58,28 +58,28 @@ impl Cm {
             }
             Message::Apr(_) => None,
         };
-        self.dropped += u64::from(of_use.is_none());
+        self.dropped += u64::from(handled.is_none());
     }
 
-    /// The connection with our id and this peer, which calls it `theirs` if it is known what it does.
-    fn known(&self, from: IpAddr, ours: u32, theirs: u32) -> Option<u32> {
+    /// The connection with the local id `ours` and this peer, whose id for it is `theirs` if known.
+    fn find_connection(&self, from: IpAddr, ours: u32, theirs: u32) -> Option<u32> {
         let connection = self.connections.get(&ours)?;
         let same = connection.remote_id == 0 || theirs == 0 || connection.remote_id == theirs;
         (connection.peer == from && same).then_some(ours)
     }
 
-    /// Refuses what no connection is for: an answer, so that the message was of use.
-    fn refuse(
+    /// Rejects a message that matches no connection.
+    fn send_rej(
         &mut self,
         to: IpAddr,
         transaction: u64,
-        (about, ours, theirs): (About, u32, u32),
+        (kind, ours, theirs): (MessageKind, u32, u32),
         reason: RejectReason,
     ) -> Option<()> {
         let rej = Message::Rej(Rej {
             local_id: ours,
             remote_id: theirs,
-            about,
+            message: kind,
             reason,
             info: Vec::new(),
             private_data: Vec::new(),
@@ -95,11 +95,11 @@ impl Cm {
             sidr: false,
         };
         if let Some(&id) = self.requests.get(&key) {
-            return self.with(id, |connection, out| connection.duplicate_request(out));
+            return self.update(id, |connection, out| connection.duplicate_request(out));
         }
-        let about = (About::Request, 0, req.local_id);
+        let target = (MessageKind::Request, 0, req.local_id);
         if req.primary.local_gid != Gid::from(from) {
-            // Whoever sends data to another address than his manager's has it sent to somebody who has not asked for it.
+            // A request for another address than its sender's could flood a third party.
             return None;
         }
         let transport = match req.transport {
@@ -111,20 +111,20 @@ impl Cm {
         let stale = self.peers.get(&(from, req.guid, req.qpn)).copied();
         let known = self.listeners.contains_key(&req.service);
         let (transport, mtu) = match (transport, mtu) {
-            _ if !known => return self.refuse(from, transaction, about, RejectReason::INVALID_SERVICE_ID),
+            _ if !known => return self.send_rej(from, transaction, target, RejectReason::INVALID_SERVICE_ID),
             _ if req.primary.remote_gid != Gid::from(self.config.address) => {
-                return self.refuse(from, transaction, about, RejectReason::INVALID_GID);
+                return self.send_rej(from, transaction, target, RejectReason::INVALID_GID);
             }
-            (None, _) => return self.refuse(from, transaction, about, RejectReason::INVALID_TRANSPORT),
-            (_, None) => return self.refuse(from, transaction, about, RejectReason::INVALID_MTU),
+            (None, _) => return self.send_rej(from, transaction, target, RejectReason::INVALID_TRANSPORT),
+            (_, None) => return self.send_rej(from, transaction, target, RejectReason::INVALID_MTU),
             (Some(transport), Some(mtu)) => (transport, mtu),
         };
         if let Some(stale) = stale {
-            self.with(stale, |connection, out| connection.forgotten(now, out));
-            return self.refuse(from, transaction, about, RejectReason::STALE_CONNECTION);
+            self.update(stale, |connection, out| connection.superseded(now, out));
+            return self.send_rej(from, transaction, target, RejectReason::STALE_CONNECTION);
         }
-        let mut connection = self.arrived(key, req.service, State::ReqReceived, transaction)?;
-        let parameters = connection::passive(&req, (self.config.address, from), mtu, transport, self.psn());
+        let mut connection = self.new_passive(key, req.service, State::ReqReceived, transaction)?;
+        let parameters = connection::passive_parameters(&req, (self.config.address, from), mtu, transport, self.psn());
         connection.take_request(&req, self.config.guid, parameters);
         let request = PeerRequest {
             peer: from,
@@ -148,8 +148,14 @@ impl Cm {
         Some(())
     }
 
-    /// A connection for a request that has arrived; `None` when there is no room: the peer then asks again.
-    fn arrived(&mut self, key: RequestKey, service: ServiceId, state: State, transaction: u64) -> Option<Connection> {
+    /// A connection for a received request; `None` if the backlog is full: the peer retransmits.
+    fn new_passive(
+        &mut self,
+        key: RequestKey,
+        service: ServiceId,
+        state: State,
+        transaction: u64,
+    ) -> Option<Connection> {
         let listener = self.listeners.get_mut(&service)?;
         if listener.waiting == listener.backlog || self.connections.len() >= MAX_CONNECTIONS {
             return None;
@@ -165,15 +171,15 @@ impl Cm {
     }
 
     fn rep(&mut self, now: Instant, from: IpAddr, transaction: u64, rep: Rep) -> Option<()> {
-        let Some(id) = self.known(from, rep.remote_id, rep.local_id) else {
-            let about = (About::Reply, rep.remote_id, rep.local_id);
-            return self.refuse(from, transaction, about, RejectReason::INVALID_COMMUNICATION_ID);
+        let Some(id) = self.find_connection(from, rep.remote_id, rep.local_id) else {
+            let target = (MessageKind::Reply, rep.remote_id, rep.local_id);
+            return self.send_rej(from, transaction, target, RejectReason::INVALID_COMMUNICATION_ID);
         };
         let other = self.peers.get(&(from, rep.guid, rep.qpn)).copied();
         let stale = other.is_some_and(|other| other != id);
-        self.with(id, |connection, out| {
+        self.update(id, |connection, out| {
             if stale && connection.state == State::ReqSent {
-                connection.is_stale(now, &rep, out);
+                connection.reject_stale(now, &rep, out);
             } else {
                 connection.rep(rep, out);
             }
@@ -181,11 +187,11 @@ impl Cm {
     }
 
     fn dreq(&mut self, now: Instant, from: IpAddr, transaction: u64, dreq: &Dreq) -> Option<()> {
-        if let Some(id) = self.known(from, dreq.remote_id, dreq.local_id) {
-            return self.with(id, |connection, out| connection.dreq(now, dreq, transaction, out));
+        if let Some(id) = self.find_connection(from, dreq.remote_id, dreq.local_id) {
+            return self.update(id, |connection, out| connection.dreq(now, dreq, transaction, out));
         }
-        // What is over here is over there too as soon as it hears so.
-        let drep = Message::Drep(Plain {
+        // Unknown connection: it is already closed here, so the peer may close it too.
+        let drep = Message::Drep(IdsOnly {
             local_id: dreq.remote_id,
             remote_id: dreq.local_id,
             private_data: Vec::new(),
@@ -201,15 +207,15 @@ impl Cm {
             sidr: true,
         };
         if let Some(&id) = self.requests.get(&key) {
-            return self.with(id, |exchange, out| exchange.duplicate_request(out));
+            return self.update(id, |exchange, out| exchange.duplicate_request(out));
         }
         if !self.listeners.contains_key(&req.service) {
-            let refusal = sidr::refusal(&req, SidrStatus::UNSUPPORTED);
+            let refusal = sidr::refusal_message(&req, SidrStatus::UNSUPPORTED);
             self.out.transmit(from, refusal.to_mad(transaction));
             return Some(());
         }
-        let mut exchange = self.arrived(key, req.service, State::SidrReceived, transaction)?;
-        exchange.pace(connection::timeout(DEFAULT_RESPONSE_TIMEOUT), DEFAULT_MAX_RETRIES);
+        let mut exchange = self.new_passive(key, req.service, State::SidrReceived, transaction)?;
+        exchange.set_retry(connection::timeout(DEFAULT_RESPONSE_TIMEOUT), DEFAULT_MAX_RETRIES);
         self.out.events.push_back(CmEvent::SidrRequest {
             listener: exchange.listener?,
             id: exchange.id,

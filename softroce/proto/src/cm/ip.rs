@@ -1,5 +1,5 @@
-//! Communication management by IP addresses: how a port of a port space becomes a service, and the header in front of the private data that says who asks whom
-//! (IBTA vol 1, annex A11).
+//! IP addressing of the CM: service ids from ports of a port space, and the IP CM header in the
+//! private data of a REQ (IBTA vol 1, annex A11).
 //!
 //! ```text
 //!  0      version (0)             2..4   source port              20..36  destination address
@@ -10,26 +10,26 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::ServiceId;
 
-/// The bytes of the header, which the private data of a request begins with.
+/// Length of the header at the front of a request's private data.
 pub const IP_HEADER_LEN: usize = 36;
 
-/// A port space: the kinds of service that have ports of their own (`enum rdma_port_space`).
+/// A port space: services with ports of their own (`enum rdma_port_space`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
 pub enum PortSpace {
-    /// Reliable connections.
+    /// Reliable connections (RDMA_PS_TCP).
     Tcp = 0x0106,
-    /// Datagrams.
+    /// Datagrams (RDMA_PS_UDP).
     Udp = 0x0111,
 }
 
 impl ServiceId {
-    /// The service at a port.
+    /// The service id of a port.
     pub const fn of_port(space: PortSpace, port: u16) -> Self {
         Self((space as u64) << 16 | port as u64)
     }
 
-    /// The port of such a service.
+    /// The port of such a service id.
     pub const fn port(self) -> Option<(PortSpace, u16)> {
         let space = match self.0 >> 16 {
             0x0106 => PortSpace::Tcp,
@@ -40,17 +40,17 @@ impl ServiceId {
     }
 }
 
-/// Who asks, and whom.
+/// The IP CM header: addresses of the active and the passive side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpHeader {
-    /// Who asks.
+    /// The active side.
     pub source: SocketAddr,
-    /// Whom: of the same family. The port is in the service.
+    /// The passive side, of the same family. Its port is in the service id.
     pub destination: IpAddr,
 }
 
 impl IpHeader {
-    /// Takes the header off the front of private data; `None` when there is none that can be read.
+    /// Parses the header at the front of private data; returns it and the rest.
     pub fn split(private_data: &[u8]) -> Option<(Self, &[u8])> {
         let (header, rest) = private_data.split_first_chunk::<IP_HEADER_LEN>()?;
         if header[0] != 0 {
@@ -71,7 +71,7 @@ impl IpHeader {
         Some((header, rest))
     }
 
-    /// As it goes in front of the private data.
+    /// In wire format.
     pub fn to_bytes(&self) -> [u8; IP_HEADER_LEN] {
         let mut header = [0; IP_HEADER_LEN];
         header[1] = match self.destination {

@@ -1,40 +1,40 @@
-//! Management datagrams: 256 bytes, of which the first 24 are the same for every class (IBTA vol 1, 13.4.3).
+//! Management datagrams (MADs): 256 bytes, with a common header of 24 (IBTA vol 1, 13.4.3).
 //!
 //! ```text
 //!  0      base version        4..6   status               16..18  attribute
-//!  1      management class    6..8   of the class         18..20  reserved
+//!  1      management class    6..8   class-specific       18..20  reserved
 //!  2      class version       8..16  transaction          20..24  attribute modifier
 //!  3      method                                          24..256 the message
 //! ```
 
-/// The bytes of a management datagram.
+/// Length of a management datagram in bytes.
 pub const MAD_LEN: usize = 256;
 
-/// The bytes of a message, after the common header.
+/// Length of a message, after the common header.
 pub const MESSAGE_LEN: usize = MAD_LEN - HEADER_LEN;
 
-/// A whole management datagram.
+/// A management datagram.
 pub type Mad = [u8; MAD_LEN];
 
 const HEADER_LEN: usize = 24;
 const BASE_VERSION: u8 = 1;
-/// The class of communication management (IBTA vol 1, 13.4.4).
+/// The communication management class (IBTA vol 1, 13.4.4).
 const CLASS: u8 = 0x07;
 const CLASS_VERSION: u8 = 2;
-/// Communication management has no other method than Send() (IBTA vol 1, 16.7.2).
+/// The only method of communication management, Send() (IBTA vol 1, 16.7.2).
 const SEND: u8 = 0x03;
 
-/// What of the common header tells one message of the class from another.
+/// The fields of the common header that vary within the class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
-    /// Which exchange it belongs to: an answer has the number of what it answers.
+    /// Transaction id: a reply carries that of its request.
     pub(super) transaction: u64,
-    /// Which message it is.
+    /// Attribute id: the message type.
     pub(super) attribute: u16,
 }
 
 impl Header {
-    /// Splits a datagram of communication management; `None` for every other class, version and method.
+    /// Splits a communication management datagram; `None` for any other class, version and method.
     pub(super) fn split(mad: &Mad) -> Option<(Self, &[u8; MESSAGE_LEN])> {
         let (header, message) = mad.split_first_chunk::<HEADER_LEN>()?;
         if header[..4] != [BASE_VERSION, CLASS, CLASS_VERSION, SEND] {
@@ -47,7 +47,7 @@ impl Header {
         Some((header, message.first_chunk()?))
     }
 
-    /// A datagram with this header, and the message that `write` writes into zeros.
+    /// A datagram with this header and the message that `write` writes into zeros.
     pub(super) fn datagram(self, write: impl FnOnce(&mut [u8; MESSAGE_LEN])) -> Mad {
         let mut message = [0; MESSAGE_LEN];
         write(&mut message);

@@ -1,7 +1,9 @@
-//! The messages of communication management as bytes (IBTA vol 1, 12.6 and 12.11). [`Message::parse`] and [`Message::to_mad`] are each other's inverse, but for what is
-//! reserved: that is ignored when read, and zero when written.
+//! Messages of the CM as bytes (IBTA vol 1, 12.6 and 12.11). [`Message::parse`] and
+//! [`Message::to_mad`] are inverse, except for reserved fields, which are ignored when read and
+//! zero when written.
 //!
-//! Every message begins with its sender's communication id, or the request's id in SIDR; all but requests go on with that of its receiver.
+//! Every message starts with its sender's communication id (in SIDR the request id), followed,
+//! except in requests, by the receiver's.
 
 use super::mad::{Header, MESSAGE_LEN, Mad};
 use super::path::PathRecord;
@@ -10,42 +12,43 @@ use crate::{Psn, Qpn};
 
 type Bytes = [u8; MESSAGE_LEN];
 
-/// Room for private data in each message, in bytes (IBTA vol 1, 12.6).
-pub mod room {
-    /// In a connection request.
-    pub const REQUEST: usize = 92;
-    /// In the message that a request was received.
-    pub const RECEIPT: usize = 222;
-    /// In a rejection.
-    pub const REJECT: usize = 148;
-    /// In a reply to a request.
-    pub const REPLY: usize = 196;
-    /// In the last message of establishing a connection, and in the answer to a disconnect request.
-    pub const READY: usize = 224;
-    /// In a disconnect request.
-    pub const DISCONNECT: usize = 220;
-    /// In a request for a datagram service.
-    pub const SIDR_REQUEST: usize = 216;
-    /// In the reply to one.
-    pub const SIDR_REPLY: usize = 136;
-    /// Of what a rejection has beside its reason.
-    pub const REJECT_INFO: usize = 72;
+/// Maximum private data of each message in bytes (IBTA vol 1, 12.6).
+pub mod private_data_len {
+    /// REQ.
+    pub const REQ: usize = 92;
+    /// MRA.
+    pub const MRA: usize = 222;
+    /// REJ.
+    pub const REJ: usize = 148;
+    /// REP.
+    pub const REP: usize = 196;
+    /// RTU and DREP.
+    pub const RTU: usize = 224;
+    /// DREQ.
+    pub const DREQ: usize = 220;
+    /// SIDR_REQ.
+    pub const SIDR_REQ: usize = 216;
+    /// SIDR_REP.
+    pub const SIDR_REP: usize = 136;
+    /// Additional reject information (ARI) of a REJ.
+    pub const ADDITIONAL_REJ_INFO: usize = 72;
 }
 
-/// Which message a rejection or a receipt is about.
+/// The message that a REJ or MRA refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum About {
-    /// The request.
+pub(super) enum MessageKind {
+    /// REQ.
     Request = 0,
-    /// The reply.
+    /// REP.
     Reply = 1,
     /// Neither.
     Other = 2,
 }
 
-/// REQ: asks for a connection (12.6.5).
+/// REQ: requests a connection (12.6.5).
 #[derive(Clone, PartialEq, Eq, Debug)]
+// fields: the fields of the message
 pub(super) struct Req {
     pub(super) local_id: u32,
     pub(super) service: ServiceId,
@@ -54,7 +57,7 @@ pub(super) struct Req {
     pub(super) qpn: Qpn,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
-    /// The time in which the receiver is to answer, and that in which its answers are answered: codes of 5 bits.
+    /// Remote and local CM response timeouts, codes of 5 bits.
     pub(super) remote_timeout: u8,
     pub(super) local_timeout: u8,
     /// 2 bits.
@@ -69,36 +72,37 @@ pub(super) struct Req {
     pub(super) mtu: u8,
     pub(super) max_retries: u8,
     pub(super) srq: bool,
-    /// 3 bits; the transport where `transport` is 3.
+    /// 3 bits; the transport if `transport` is 3.
     pub(super) extended_transport: u8,
     pub(super) primary: PathRecord,
     pub(super) private_data: Vec<u8>,
 }
 
-/// MRA: a message was received, and its answer takes longer (12.6.6).
+/// MRA (message receipt acknowledgement): the reply will take longer (12.6.6).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Mra {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
-    pub(super) about: About,
-    /// How much longer: a code of 5 bits.
+    pub(super) message: MessageKind,
+    /// Service timeout: a code of 5 bits.
     pub(super) timeout: u8,
 }
 
-/// REJ (12.6.7).
+/// REJ: rejects a message or ends a connection (12.6.7).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Rej {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
-    pub(super) about: About,
+    pub(super) message: MessageKind,
     pub(super) reason: RejectReason,
-    /// What else the reason calls for; at most 72 bytes.
+    /// Additional reject information; at most 72 bytes.
     pub(super) info: Vec<u8>,
     pub(super) private_data: Vec<u8>,
 }
 
 /// REP: accepts a request (12.6.8).
 #[derive(Clone, PartialEq, Eq, Debug)]
+// fields: the fields of the message
 pub(super) struct Rep {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
@@ -117,15 +121,15 @@ pub(super) struct Rep {
     pub(super) private_data: Vec<u8>,
 }
 
-/// RTU (12.6.9) and DREP (12.6.11): an answer with nothing in it.
+/// RTU (12.6.9) and DREP (12.6.11): ids and private data only.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Plain {
+pub(super) struct IdsOnly {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
     pub(super) private_data: Vec<u8>,
 }
 
-/// DREQ (12.6.10).
+/// DREQ: requests a disconnect (12.6.10).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Dreq {
     pub(super) local_id: u32,
@@ -155,37 +159,36 @@ pub(super) struct SidrRep {
     pub(super) private_data: Vec<u8>,
 }
 
-/// LAP: offers another path (12.8.1). It is read as far as its refusal needs.
+/// LAP: offers an alternate path (12.8.1). Only the ids, which the APR needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lap {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
 }
 
-/// APR: the answer to that (12.8.2), which is always that there are no other paths.
+/// APR: the reply to a LAP (12.8.2), always "no alternate paths".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Apr {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
 }
 
-/// A message of communication management.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Message {
     Req(Box<Req>),
     Mra(Mra),
     Rej(Rej),
     Rep(Rep),
-    Rtu(Plain),
+    Rtu(IdsOnly),
     Dreq(Dreq),
-    Drep(Plain),
+    Drep(IdsOnly),
     SidrReq(SidrReq),
     SidrRep(SidrRep),
     Lap(Lap),
     Apr(Apr),
 }
 
-/// The attributes of the class (IBTA vol 1, 16.7.3).
+/// Attribute ids of the class (IBTA vol 1, 16.7.3).
 mod attribute {
     pub(super) const REQ: u16 = 0x10;
     pub(super) const MRA: u16 = 0x11;
@@ -204,7 +207,7 @@ mod attribute {
 const NO_ALTERNATE_PATHS: u8 = 2;
 
 impl Message {
-    /// Reads a datagram: its transaction and its message. `None` for what is of another class, or no message of this one.
+    /// Parses a datagram into transaction id and message; `None` for any other.
     pub(super) fn parse(mad: &Mad) -> Option<(u64, Self)> {
         let (header, bytes) = Header::split(mad)?;
         let message = match header.attribute {
@@ -212,9 +215,9 @@ impl Message {
             attribute::MRA => Self::Mra(Mra::read(bytes)),
             attribute::REJ => Self::Rej(Rej::read(bytes)),
             attribute::REP => Self::Rep(Rep::read(bytes)),
-            attribute::RTU => Self::Rtu(Plain::read(bytes)),
+            attribute::RTU => Self::Rtu(IdsOnly::read(bytes)),
             attribute::DREQ => Self::Dreq(Dreq::read(bytes)),
-            attribute::DREP => Self::Drep(Plain::read(bytes)),
+            attribute::DREP => Self::Drep(IdsOnly::read(bytes)),
             attribute::SIDR_REQ => Self::SidrReq(SidrReq::read(bytes)),
             attribute::SIDR_REP => Self::SidrRep(SidrRep::read(bytes)),
             attribute::LAP => Self::Lap(Lap {
@@ -230,7 +233,6 @@ impl Message {
         Some((header.transaction, message))
     }
 
-    /// As it goes on the wire.
     pub(super) fn to_mad(&self, transaction: u64) -> Mad {
         let (attribute, write): (u16, &dyn Fn(&mut Bytes)) = match self {
             Self::Req(req) => (attribute::REQ, &|to| req.write(to)),
@@ -301,7 +303,7 @@ impl Req {
     }
 }
 
-impl About {
+impl MessageKind {
     fn read(byte: u8) -> Self {
         match byte >> 6 {
             0 => Self::Request,
@@ -320,25 +322,25 @@ impl Mra {
         Self {
             local_id: be32(from, 0),
             remote_id: be32(from, 4),
-            about: About::read(from[8]),
+            message: MessageKind::read(from[8]),
             timeout: from[9] >> 3,
         }
     }
 
     fn write(&self, to: &mut Bytes) {
         ids(to, self.local_id, self.remote_id);
-        to[8] = self.about.byte();
+        to[8] = self.message.byte();
         to[9] = self.timeout << 3;
     }
 }
 
 impl Rej {
     fn read(from: &Bytes) -> Self {
-        let info = usize::from(from[9] >> 1).min(room::REJECT_INFO);
+        let info = usize::from(from[9] >> 1).min(private_data_len::ADDITIONAL_REJ_INFO);
         Self {
             local_id: be32(from, 0),
             remote_id: be32(from, 4),
-            about: About::read(from[8]),
+            message: MessageKind::read(from[8]),
             reason: RejectReason(be16(from, 10)),
             info: from[12..12 + info].to_vec(),
             private_data: tail(from, 84),
@@ -347,8 +349,8 @@ impl Rej {
 
     fn write(&self, to: &mut Bytes) {
         ids(to, self.local_id, self.remote_id);
-        let info = self.info.len().min(room::REJECT_INFO);
-        to[8] = self.about.byte();
+        let info = self.info.len().min(private_data_len::ADDITIONAL_REJ_INFO);
+        to[8] = self.message.byte();
         // At most 72.
         to[9] = (info as u8) << 1;
         put(to, 10, self.reason.0.to_be_bytes());
@@ -390,7 +392,7 @@ impl Rep {
     }
 }
 
-impl Plain {
+impl IdsOnly {
     fn read(from: &Bytes) -> Self {
         Self {
             local_id: be32(from, 0),
@@ -489,12 +491,12 @@ pub(super) fn put<const N: usize>(to: &mut Bytes, at: usize, bytes: [u8; N]) {
     to[at..at + N].copy_from_slice(&bytes);
 }
 
-/// Private data is what a message ends with.
+/// Private data: the rest of the message.
 fn tail(from: &Bytes, at: usize) -> Vec<u8> {
     from[at..].to_vec()
 }
 
-/// As much of it as there is room for: who gives more is refused before it comes to a message.
+/// Truncates to the space of the message: commands refuse more private data than that.
 fn put_tail(to: &mut Bytes, at: usize, data: &[u8]) {
     for (to, from) in to[at..].iter_mut().zip(data.iter()) {
         *to = *from;

@@ -1,13 +1,20 @@
-//! Communication management: how two queue pairs that know only each other's addresses and a service come to be connected, and how a datagram service is found
-//! (IBTA vol 1, chapter 12; annex A11 for IP addresses and ports). As the Linux kernel's rdma_cm speaks it over RoCEv2: there is no subnet administrator, a path is two addresses.
+//! Communication management (CM): connects two queue pairs by address and service id, and resolves
+//! datagram services (SIDR) (IBTA vol 1, chapter 12; annex A11 for IP addresses and ports).
+//! Compatible with the Linux kernel's rdma_cm over RoCEv2: no subnet administrator, a path is two
+//! addresses.
 //!
-//! [`Cm`] is sans-IO as the engine is, and knows nothing of it: management datagrams and time go in; management datagrams, [`CmEvent`]s and deadlines come out. Its owner carries the
-//! datagrams to and from queue pair 1 ([`Endpoint::send_mad`](crate::Endpoint::send_mad), [`Endpoint::poll_mad`](crate::Endpoint::poll_mad)).
+//! [`Cm`] is sans-IO and independent of the engine: management datagrams and time go in; management
+//! datagrams, [`CmEvent`]s and deadlines come out. Its owner passes the datagrams to and from queue
+//! pair 1 ([`Endpoint::send_mad`](crate::Endpoint::send_mad),
+//! [`Endpoint::poll_mad`](crate::Endpoint::poll_mad)).
 //!
-//! - [`mad`] is the frame of all management datagrams, `message` and `path` are what is in those of this class; [`IpHeader`] is in front of the private data;
-//! - `connection` is one connection, `sidr` one exchange about a datagram service; `handle` finds whose a message is.
+//! - [`mad`]: the common header; `message` and `path`: the messages of the class; [`IpHeader`]: the
+//!   header in the private data;
+//! - `connection`: the state machine of a connection, `sidr`: of a SIDR exchange; `handle`:
+//!   dispatch of messages.
 //!
-//! A communication id begins with the number of its process (`slot`): one address may be shared by many processes, and [`route`] tells which one a message is for.
+//! The upper bits of a communication id are the number (`slot`) of its process: many processes may
+//! share an address, and [`route()`] resolves which one a message is for.
 
 mod connection;
 mod handle;
@@ -28,7 +35,7 @@ use path::{PERMISSIVE_LID, PathRecord};
 
 pub use ip::{IP_HEADER_LEN, IpHeader, PortSpace};
 pub use mad::{MAD_LEN, Mad};
-pub use message::room;
+pub use message::private_data_len;
 pub use route::{Route, route};
 pub use types::{
     Accept, CmConfig, CmError, CmEvent, ConnectionId, ListenerId, Parameters, PeerReply, PeerRequest, RejectReason,
@@ -39,42 +46,41 @@ use crate::qp::Path;
 use crate::wire::{DEFAULT_PKEY, Transport};
 use crate::{Gid, Instant, Psn, Qpn};
 
-/// Connections at once, those included that are over and wait for what may still come.
+/// Maximum number of connections, including closed ones that still linger.
 pub const MAX_CONNECTIONS: usize = 1 << 16;
 
-/// Requests that wait for their listener's owner, at most.
+/// Maximum number of requests that wait for their listener's owner.
 pub const MAX_BACKLOG: usize = 1024;
 
-/// Communication ids of one process: what the slot leaves of 32 bits.
+/// Bits of a communication id below the slot.
 const ID_BITS: u32 = 22;
 
-/// Datagrams that wait to be sent: beyond that they are lost, as on any network.
+/// Maximum number of datagrams to be sent: more are dropped.
 const MAX_TRANSMITS: usize = 4096;
 
-/// The code of 10 Gb/s, which every path is said to have (IBTA vol 1, 7.11): it regulates nothing under RoCEv2.
+/// The rate code of 10 Gb/s, given for every path (IBTA vol 1, 7.11); unused under RoCEv2.
 const RATE: u8 = 3;
 
-/// The transports' codes in a request (IBTA vol 1, 12.7).
+/// Transport codes in a REQ (IBTA vol 1, 12.7).
 const RC: u8 = 0;
 const UC: u8 = 1;
 
 /// A management datagram to send, from queue pair 1 to queue pair 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MadTransmit {
-    /// Where to.
+    /// Destination.
     pub to: IpAddr,
     /// The datagram.
     pub mad: Box<Mad>,
 }
 
-/// What goes out.
 #[derive(Debug, Default)]
-struct Out {
+struct Output {
     transmits: VecDeque<MadTransmit>,
     events: VecDeque<CmEvent>,
 }
 
-impl Out {
+impl Output {
     fn transmit(&mut self, to: IpAddr, mad: Mad) {
         if self.transmits.len() < MAX_TRANSMITS {
             self.transmits.push_back(MadTransmit::new(to, mad));
@@ -86,11 +92,11 @@ impl Out {
 struct Listener {
     id: ListenerId,
     backlog: usize,
-    /// Requests that its owner has neither answered nor destroyed.
+    /// Requests that the owner has neither answered nor destroyed.
     waiting: usize,
 }
 
-/// A request as its sender numbers it.
+/// A REQ or SIDR_REQ, as numbered by its sender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct RequestKey {
     from: IpAddr,
@@ -100,23 +106,23 @@ struct RequestKey {
 
 /// The connection manager of one process at one address.
 ///
-/// Order of calls as for [`Endpoint`](crate::Endpoint): after any command and any of `handle_*`, drain `poll_event` and `poll_transmit`, then ask `poll_timeout` when to call
+/// Order of calls as for [`Endpoint`](crate::Endpoint): after any command and any of `handle_*`,
+/// drain `poll_event` and `poll_transmit`, then call `poll_timeout` for the next deadline of
 /// `handle_timeout`.
 #[derive(Debug)]
 pub struct Cm {
     config: CmConfig,
     connections: HashMap<u32, Connection>,
     listeners: HashMap<ServiceId, Listener>,
-    /// Connections that peers have asked for.
+    /// Connections by the peer's request.
     requests: HashMap<RequestKey, u32>,
-    /// Connections by the queue pair at their other end.
+    /// Connections by the peer's queue pair.
     peers: HashMap<PeerKey, u32>,
     timers: BTreeSet<(Instant, u32)>,
-    out: Out,
+    out: Output,
     next_id: u32,
     next_listener: u64,
     next_transaction: u64,
-    /// Datagrams that were of no use.
     dropped: u64,
 }
 
@@ -130,7 +136,7 @@ impl Cm {
             requests: HashMap::new(),
             peers: HashMap::new(),
             timers: BTreeSet::new(),
-            out: Out::default(),
+            out: Output::default(),
             next_id: config.seed as u32,
             next_listener: 0,
             next_transaction: config.seed.rotate_left(32) & !0xffff_ffff,
@@ -140,10 +146,11 @@ impl Cm {
 
     // Listening
 
-    /// Has requests for a service told. At most `backlog` of them (1 to [`MAX_BACKLOG`]) wait to be answered; others are not heard, and come again.
+    /// Listens for requests to a service. At most `backlog` of them (1 to [`MAX_BACKLOG`]) wait to
+    /// be answered; more are dropped, and retransmitted by the peer.
     ///
     /// # Errors
-    /// When somebody listens there already.
+    /// When the service already has a listener.
     pub fn listen(&mut self, service: ServiceId, backlog: usize) -> Result<ListenerId, CmError> {
         if self.listeners.contains_key(&service) {
             return Err(CmError::InUse);
@@ -159,10 +166,10 @@ impl Cm {
         Ok(id)
     }
 
-    /// Ends a listener. The requests that it has told of stay, to be answered or destroyed.
+    /// Destroys a listener. Requests already reported stay.
     ///
     /// # Errors
-    /// When there is none.
+    /// When it does not exist.
     pub fn unlisten(&mut self, listener: ListenerId) -> Result<(), CmError> {
         let before = self.listeners.len();
         self.listeners.retain(|_, other| other.id != listener);
@@ -174,12 +181,12 @@ impl Cm {
 
     // Connecting
 
-    /// Asks for a connection. What comes of it: [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
+    /// Sends a REQ. Reports [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
-    /// When the request is one that cannot be sent, or there are [`MAX_CONNECTIONS`].
+    /// When the request is invalid, or there are [`MAX_CONNECTIONS`].
     pub fn connect(&mut self, now: Instant, request: &Request) -> Result<ConnectionId, CmError> {
-        fits(&request.private_data, room::REQUEST)?;
+        check_private_data(&request.private_data, private_data_len::REQ)?;
         let transport = match request.transport {
             Transport::Rc => RC,
             Transport::Uc => UC,
@@ -188,7 +195,7 @@ impl Cm {
         let peer = request.peer.to_canonical();
         let id = self.new_id()?;
         let mut connection = Connection::new(id, peer, request.service, State::ReqSent, self.transaction());
-        connection.ours(self.config.guid, request.qpn);
+        connection.set_local_qp(self.config.guid, request.qpn);
         connection.parameters = Some(Parameters {
             transport: request.transport,
             path: Path {
@@ -210,7 +217,7 @@ impl Cm {
             rnr_retry_count: request.rnr_retry_count,
         });
         let interval = connection::timeout(request.response_timeout) + connection::timeout(request.ack_timeout);
-        connection.pace(interval, request.max_retries);
+        connection.set_retry(interval, request.max_retries);
         let message = Message::Req(Box::new(Req {
             local_id: id.0,
             service: request.service,
@@ -246,22 +253,23 @@ impl Cm {
             },
             private_data: request.private_data.clone(),
         }));
-        connection.ask(now, &message, &mut self.out);
+        connection.send_request(now, &message, &mut self.out);
         self.insert(connection);
         Ok(id)
     }
 
-    /// Accepts a request. What comes of it: [`CmEvent::Established`], [`CmEvent::Rejected`], [`CmEvent::Unreachable`] or [`CmEvent::Disconnected`]. The queue pair is to receive
-    /// before this.
+    /// Accepts a request: sends a REP. The result is [`CmEvent::Established`],
+    /// [`CmEvent::Rejected`], [`CmEvent::Unreachable`] or [`CmEvent::Disconnected`]. The queue pair
+    /// must be in RTR before.
     ///
     /// # Errors
     /// When the connection is in another state, or the private data does not fit.
     pub fn accept(&mut self, now: Instant, id: ConnectionId, accept: &Accept) -> Result<(), CmError> {
-        fits(&accept.private_data, room::REPLY)?;
+        check_private_data(&accept.private_data, private_data_len::REP)?;
         self.command(id, |connection, out| connection.accept(now, accept, out))
     }
 
-    /// Rejects a request, or the reply to one. That is the end of the connection.
+    /// Rejects a REQ or a REP, which ends the connection.
     ///
     /// # Errors
     /// When there is nothing to reject, or the private data does not fit.
@@ -272,40 +280,43 @@ impl Cm {
         reason: RejectReason,
         private_data: &[u8],
     ) -> Result<(), CmError> {
-        fits(private_data, room::REJECT)?;
+        check_private_data(private_data, private_data_len::REJ)?;
         self.command(id, |connection, out| connection.reject(now, reason, private_data, out))
     }
 
-    /// Tells the peer that its reply was received: the queue pair is connected now.
+    /// Acknowledges the REP: sends the RTU.
     ///
     /// # Errors
-    /// When there was no reply, or the private data does not fit.
+    /// When there was no REP, or the private data does not fit.
     pub fn establish(&mut self, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
-        fits(private_data, room::READY)?;
+        check_private_data(private_data, private_data_len::RTU)?;
         self.command(id, |connection, out| connection.establish(private_data, out))
     }
 
-    /// The queue pair has received (IBV_EVENT_COMM_EST): the connection is established, though the peer has not said so yet (rdma_notify(3)).
+    /// The queue pair has received (IBV_EVENT_COMM_EST): the connection is established, though no
+    /// RTU was received (rdma_notify(3)).
     ///
     /// # Errors
-    /// When it was not accepted, or is over.
+    /// When it was not accepted, or is closed.
     pub fn notify(&mut self, id: ConnectionId) -> Result<(), CmError> {
         self.command(id, Connection::notify)
     }
 
-    /// Asks the peer to disconnect; [`CmEvent::Disconnected`] comes when it has answered, or too long has not. Nothing happens when the connection is over already.
+    /// Sends a DREQ; [`CmEvent::Disconnected`] is reported at the DREP or after all retries. No
+    /// effect when already disconnected.
     ///
     /// # Errors
-    /// When there never was a connection, or the private data does not fit.
+    /// When it was never connected, or the private data does not fit.
     pub fn disconnect(&mut self, now: Instant, id: ConnectionId, private_data: &[u8]) -> Result<(), CmError> {
-        fits(private_data, room::DISCONNECT)?;
+        check_private_data(private_data, private_data_len::DREQ)?;
         self.command(id, |connection, out| connection.disconnect(now, private_data, out))
     }
 
-    /// Forgets a connection or an exchange; its id is no more, and nothing more is told of it. The peer is told what it is owed: a request is rejected, a connection ended.
+    /// Destroys a connection or exchange: its id becomes invalid and no more events are reported.
+    /// The peer is notified: a request is rejected, a connection disconnected.
     ///
     /// # Errors
-    /// When there is none.
+    /// When it does not exist.
     pub fn destroy(&mut self, now: Instant, id: ConnectionId) -> Result<(), CmError> {
         self.command(id, |connection, out| {
             connection.release(now, out);
@@ -313,44 +324,44 @@ impl Cm {
         })
     }
 
-    // Datagram services
+    // Datagram services (SIDR)
 
-    /// Asks for a datagram service. What comes of it: [`CmEvent::SidrReply`] or [`CmEvent::Unreachable`].
+    /// Sends a SIDR_REQ. The result is [`CmEvent::SidrReply`] or [`CmEvent::Unreachable`].
     ///
     /// # Errors
     /// When the private data does not fit, or there are [`MAX_CONNECTIONS`].
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<ConnectionId, CmError> {
-        fits(&request.private_data, room::SIDR_REQUEST)?;
+        check_private_data(&request.private_data, private_data_len::SIDR_REQ)?;
         let id = self.new_id()?;
         let peer = request.peer.to_canonical();
         let mut exchange = Connection::new(id, peer, request.service, State::SidrSent, self.transaction());
-        exchange.pace(connection::timeout(request.response_timeout), request.max_retries);
-        exchange.sidr_ask(now, &request.private_data, &mut self.out);
+        exchange.set_retry(connection::timeout(request.response_timeout), request.max_retries);
+        exchange.send_sidr_req(now, &request.private_data, &mut self.out);
         self.insert(exchange);
         Ok(id)
     }
 
-    /// Answers a request for a datagram service. That is the end of the exchange.
+    /// Sends the SIDR_REP, which ends the exchange.
     ///
     /// # Errors
     /// When there is nothing to answer, or the private data does not fit.
     pub fn sidr_reply(&mut self, now: Instant, id: ConnectionId, reply: &SidrReply) -> Result<(), CmError> {
-        fits(&reply.private_data, room::SIDR_REPLY)?;
+        check_private_data(&reply.private_data, private_data_len::SIDR_REP)?;
         self.command(id, |exchange, out| exchange.sidr_reply(now, reply, out))
     }
 
     // Time and output
 
-    /// Does what is due at `now`.
+    /// Handles expired timers at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(due, id)) = self.timers.first()
             && due <= now
         {
-            self.with(id, |connection, out| connection.handle_timeout(now, out));
+            self.update(id, |connection, out| connection.handle_timeout(now, out));
         }
     }
 
-    /// The process at `peer` whose communication ids begin with `slot` is gone: what it was connected to hears so at once.
+    /// The process at `peer` with this `slot` is gone: ends its connections at once.
     pub fn handle_lost(&mut self, now: Instant, peer: IpAddr, slot: u16) {
         let of_it = |connection: &&Connection| {
             connection.peer == peer.to_canonical()
@@ -364,11 +375,11 @@ impl Cm {
             .map(|connection| connection.id.0)
             .collect();
         for id in lost {
-            self.with(id, |connection, out| connection.lost(now, out));
+            self.update(id, |connection, out| connection.peer_gone(now, out));
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next.
+    /// The next deadline of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(due, _)| *due)
     }
@@ -385,41 +396,41 @@ impl Cm {
 
     // Getters
 
-    /// What the queue pair of a connection is to be connected with: for the passive side from [`CmEvent::Request`] on, for the active side from [`CmEvent::Reply`] on.
+    /// The parameters for connecting the queue pair: on the passive side from [`CmEvent::Request`]
+    /// on, on the active side from [`CmEvent::Reply`] on.
     pub fn parameters(&self, id: ConnectionId) -> Option<Parameters> {
         let connection = self.owned(id)?;
         connection.parameters.filter(|_| connection.state != State::ReqSent)
     }
 
-    /// How many connections and exchanges there are, those included that are over and wait for what may still come.
+    /// Number of connections and exchanges, including closed ones that still linger.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// How many management datagrams were of no use: of another class, or of no connection here.
+    /// Number of dropped management datagrams: of another class, or matching no connection.
     pub const fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    // Within
+    // Internal
 
     fn owned(&self, id: ConnectionId) -> Option<&Connection> {
         self.connections.get(&id.0).filter(|connection| !connection.released)
     }
 
-    /// Runs a command of the owner's.
     fn command(
         &mut self,
         id: ConnectionId,
-        run: impl FnOnce(&mut Connection, &mut Out) -> bool,
+        run: impl FnOnce(&mut Connection, &mut Output) -> bool,
     ) -> Result<(), CmError> {
         self.owned(id).ok_or(CmError::Unknown)?;
-        let done = self.with(id.0, run);
+        let done = self.update(id.0, run);
         done.filter(|&done| done).map(drop).ok_or(CmError::State)
     }
 
-    /// Does something with a connection, and then what follows from its new state.
-    fn with<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Out) -> T) -> Option<T> {
+    /// Runs `run` on a connection, then updates timers and indexes by its new state.
+    fn update<T>(&mut self, id: u32, run: impl FnOnce(&mut Connection, &mut Output) -> T) -> Option<T> {
         let connection = self.connections.get_mut(&id)?;
         let (due, live, key) = (connection.deadline, connection.is_live(), connection.peer_key);
         let result = run(connection, &mut self.out);
@@ -491,10 +502,11 @@ impl Cm {
         }
     }
 
-    /// A PSN that nobody can tell beforehand from the one before: what is late of an old connection is not to fit a new one.
+    /// A starting PSN, not predictable from the previous one, so that late packets of an old
+    /// connection do not match a new one.
     fn psn(&self) -> Psn {
         let mixed = (self.config.seed ^ u64::from(self.next_id)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The upper half has seen every bit.
+        // The upper half depends on every bit.
         Psn::new((mixed >> 32) as u32)
     }
 
@@ -504,7 +516,7 @@ impl Cm {
     }
 }
 
-fn fits(private_data: &[u8], max: usize) -> Result<(), CmError> {
+fn check_private_data(private_data: &[u8], max: usize) -> Result<(), CmError> {
     let len = private_data.len();
     if len > max {
         return Err(CmError::PrivateData { len, max });

@@ -1,13 +1,13 @@
-//! The path in a connection request: 44 bytes (IBTA vol 1, 12.7). Under RoCEv2 it is the two GIDs, which are addresses; there are no LIDs.
+//! The path in a REQ: 44 bytes (IBTA vol 1, 12.7). Under RoCEv2, two GIDs and no LIDs.
 
 use super::mad::MESSAGE_LEN;
 use super::message::{be16, be32, put};
 use crate::Gid;
 
-/// A LID that names nobody (IBTA vol 1, 4.1.3): what managers put in where there are none.
+/// The permissive LID (IBTA vol 1, 4.1.3), used where there are no LIDs.
 pub(super) const PERMISSIVE_LID: u16 = 0xffff;
 
-/// A path as a request describes it, from its sender's side.
+/// A path from the point of view of the REQ's sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PathRecord {
     pub(super) local_lid: u16,
@@ -16,7 +16,7 @@ pub(super) struct PathRecord {
     pub(super) remote_gid: Gid,
     /// 20 bits.
     pub(super) flow_label: u32,
-    /// 6 bits: the code of a rate.
+    /// Rate code, 6 bits.
     pub(super) rate: u8,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,

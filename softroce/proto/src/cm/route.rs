@@ -1,18 +1,18 @@
-//! Which of the processes at an address a message is for, told by its bytes alone.
+//! Resolves the process of a shared address that a message is for, by its bytes alone.
 
 use super::message::Message;
 use super::{ID_BITS, Mad, ServiceId};
 
-/// Whom a message is for.
+/// The process that a message is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// Whoever listens at this service. Who gets a request for one that nobody offers refuses it.
+    /// The one that listens for this service; one without a listener rejects the request.
     Service(ServiceId),
-    /// The process with this slot, as it is in communication ids.
+    /// The one with this slot, from the communication id.
     Slot(u16),
 }
 
-/// Whom a management datagram is for; `None` when it is none of this class.
+/// The destination of a management datagram; `None` when it is not of this class.
 pub fn route(mad: &Mad) -> Option<Route> {
     let (_, message) = Message::parse(mad)?;
     let id = match message {
@@ -21,7 +21,7 @@ pub fn route(mad: &Mad) -> Option<Route> {
         Message::Mra(mra) => mra.remote_id,
         Message::Rej(rej) => rej.remote_id,
         Message::Rep(rep) => rep.remote_id,
-        Message::Rtu(plain) | Message::Drep(plain) => plain.remote_id,
+        Message::Rtu(ids_only) | Message::Drep(ids_only) => ids_only.remote_id,
         Message::Dreq(dreq) => dreq.remote_id,
         Message::SidrRep(rep) => rep.request_id,
         Message::Lap(lap) => lap.remote_id,

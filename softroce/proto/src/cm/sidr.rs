@@ -1,14 +1,14 @@
-//! Datagram services: one question, one answer (IBTA vol 1, 12.11). Both sides are a [`Connection`] of two states.
+//! Service id resolution (SIDR) of datagram services: a request and a reply (IBTA vol 1, 12.11).
 
-use super::Out;
+use super::Output;
 use super::connection::{Connection, State};
 use super::message::{Message, SidrRep, SidrReq};
 use super::types::{CmEvent, SidrReply, SidrStatus};
 use crate::wire::DEFAULT_PKEY;
 use crate::{Instant, Qpn};
 
-/// The answer to a request for a service that nobody offers, or that is refused.
-pub(super) fn refusal(req: &SidrReq, status: SidrStatus) -> Message {
+/// A SIDR_REP with an error status.
+pub(super) fn refusal_message(req: &SidrReq, status: SidrStatus) -> Message {
     Message::SidrRep(SidrRep {
         request_id: req.request_id,
         status,
@@ -20,19 +20,17 @@ pub(super) fn refusal(req: &SidrReq, status: SidrStatus) -> Message {
 }
 
 impl Connection {
-    /// Asks.
-    pub(super) fn sidr_ask(&mut self, now: Instant, private_data: &[u8], out: &mut Out) {
+    pub(super) fn send_sidr_req(&mut self, now: Instant, private_data: &[u8], out: &mut Output) {
         let message = Message::SidrReq(SidrReq {
             request_id: self.id.0,
             pkey: DEFAULT_PKEY,
             service: self.service,
             private_data: private_data.to_vec(),
         });
-        self.ask(now, &message, out);
+        self.send_request(now, &message, out);
     }
 
-    /// Answers; false when there is nothing to answer.
-    pub(super) fn sidr_reply(&mut self, now: Instant, reply: &SidrReply, out: &mut Out) -> bool {
+    pub(super) fn sidr_reply(&mut self, now: Instant, reply: &SidrReply, out: &mut Output) -> bool {
         if self.state != State::SidrReceived {
             return false;
         }
@@ -44,12 +42,11 @@ impl Connection {
             qkey: reply.qkey,
             private_data: reply.private_data.clone(),
         });
-        self.linger(now, &message, out);
+        self.reply_and_linger(now, &message, out);
         true
     }
 
-    /// The answer to our question.
-    pub(super) fn sidr_rep(&mut self, rep: SidrRep, out: &mut Out) {
+    pub(super) fn sidr_rep(&mut self, rep: SidrRep, out: &mut Output) {
         if self.state != State::SidrSent {
             return;
         }
@@ -68,8 +65,8 @@ impl Connection {
         }
     }
 
-    /// The owner of the exchange is gone.
-    pub(super) fn release_sidr(&mut self, now: Instant, out: &mut Out) {
+    /// Destroyed by its owner.
+    pub(super) fn release_sidr(&mut self, now: Instant, out: &mut Output) {
         if self.state == State::SidrReceived {
             let reply = SidrReply {
                 status: SidrStatus::REJECTED,

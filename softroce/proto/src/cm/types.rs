@@ -1,4 +1,4 @@
-//! What the connection manager is told, and what it tells: commands' arguments, events, reasons.
+//! Public types of the connection manager: command arguments, events, reject reasons.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -7,16 +7,17 @@ use crate::qp::Path;
 use crate::wire::Transport;
 use crate::{Mtu, Psn, Qpn};
 
-/// What a listener offers and a request asks for (IBTA vol 1, 12.7). [`PortSpace`](super::PortSpace) makes them of ports.
+/// The service id of a listener and of a request (IBTA vol 1, 12.7).
+/// [`PortSpace`](super::PortSpace) maps ports to service ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ServiceId(pub u64);
 
-/// A connection, or an exchange about a datagram service, of one [`Cm`](super::Cm): its communication id (IBTA vol 1, 12.7), never 0.
+/// Communication id of a connection or SIDR exchange (IBTA vol 1, 12.7), never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub(super) u32);
 
 impl ConnectionId {
-    /// The number, as it is on the wire.
+    /// The id on the wire.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -32,47 +33,48 @@ impl fmt::Debug for ConnectionId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ListenerId(pub(super) u64);
 
-/// How a manager behaves.
+/// Configuration of a connection manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CmConfig {
-    /// The device's address: where its paths begin.
+    /// The device's address: the source of its paths.
     pub address: IpAddr,
     /// The GUID of the device.
     pub guid: u64,
-    /// The port's MTU: the most that a path may have.
+    /// The port's MTU: the maximum path MTU.
     pub mtu: Mtu,
-    /// The upper 10 bits of every communication id: which of the processes at this address it is.
+    /// The upper 10 bits of every communication id: the number of this process at the address.
     pub slot: u16,
-    /// Chooses the first communication id, so that a restarted process does not take up the old ones.
+    /// Selects the first communication id, so that a restarted process does not reuse the old ones.
     pub seed: u64,
 }
 
 /// A request for a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
+// fields: those of struct rdma_conn_param and the path
 pub struct Request {
     /// The peer.
     pub peer: IpAddr,
-    /// What is asked for.
+    /// The service id.
     pub service: ServiceId,
-    /// Our queue pair.
+    /// Local queue pair.
     pub qpn: Qpn,
-    /// The PSN that the peer is to begin with (IBTA vol 1, 12.7): ours to receive.
+    /// The peer's starting PSN (IBTA vol 1, 12.7), which the local queue pair expects.
     pub psn: Psn,
     /// RC or UC.
     pub transport: Transport,
-    /// READs and atomics that we take from the peer at a time, at most.
+    /// Maximum READs and atomics accepted from the peer at a time.
     pub responder_resources: u8,
-    /// READs and atomics that we have outstanding at the peer, at most.
+    /// Maximum READs and atomics outstanding at the peer.
     pub initiator_depth: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
-    /// How often both ends send again, 0 to 7.
+    /// Transport retry count of both ends, 0 to 7.
     pub retry_count: u8,
-    /// How often the peer sends again when we have posted no receive; 7 is for ever.
+    /// The peer's RNR retry count; 7 is infinite.
     pub rnr_retry_count: u8,
-    /// Our queue pair has a shared receive queue.
+    /// The local queue pair has a shared receive queue.
     pub srq: bool,
-    /// The path's MTU.
+    /// The path MTU.
     pub mtu: Mtu,
     /// The local ACK timeout of the peer's queue pair: 4.096 µs · 2^t.
     pub ack_timeout: u8,
@@ -80,16 +82,16 @@ pub struct Request {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// How long each end waits for the other's next message before it sends its own again: 4.096 µs · 2^t, and as long as a packet takes.
+    /// CM response timeout of both ends: 4.096 µs · 2^t, plus the packet lifetime.
     pub response_timeout: u8,
-    /// How often it does, 0 to 15.
+    /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
-    /// At most [`room::REQUEST`](super::room::REQUEST) bytes for the peer.
+    /// At most [`private_data_len::REQ`](super::private_data_len::REQ) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
 impl Request {
-    /// A request for a reliable connection, with what is usual for everything else: sent again every second, sixteen times in all.
+    /// A request for a reliable connection with defaults: sent every second, sixteen times in all.
     pub fn new(peer: IpAddr, service: ServiceId, qpn: Qpn, psn: Psn, mtu: Mtu) -> Self {
         Self {
             peer,
@@ -120,42 +122,42 @@ const DEFAULT_ACK_TIMEOUT: u8 = 16;
 pub(super) const DEFAULT_RESPONSE_TIMEOUT: u8 = 18;
 pub(super) const DEFAULT_MAX_RETRIES: u8 = 15;
 
-/// How a request is accepted. The PSN that the peer is to begin with is the manager's choice, see [`Parameters::rq_psn`].
+/// Parameters of a REP. The manager chooses the peer's starting PSN.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Accept {
-    /// Our queue pair.
+    /// Local queue pair.
     pub qpn: Qpn,
-    /// READs and atomics that we take from the peer at a time, at most.
+    /// Maximum READs and atomics accepted from the peer at a time.
     pub responder_resources: u8,
-    /// READs and atomics that we have outstanding at the peer, at most.
+    /// Maximum READs and atomics outstanding at the peer.
     pub initiator_depth: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
-    /// How often the peer sends again when we have posted no receive; 7 is for ever.
+    /// The peer's RNR retry count; 7 is infinite.
     pub rnr_retry_count: u8,
-    /// Our queue pair has a shared receive queue.
+    /// The local queue pair has a shared receive queue.
     pub srq: bool,
-    /// At most [`room::REPLY`](super::room::REPLY) bytes for the peer.
+    /// At most [`private_data_len::REP`](super::private_data_len::REP) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
-/// A request for a datagram service.
+/// A request to resolve a datagram service (SIDR_REQ).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrRequest {
     /// The peer.
     pub peer: IpAddr,
-    /// What is asked for.
+    /// The service id.
     pub service: ServiceId,
     /// As [`Request::response_timeout`].
     pub response_timeout: u8,
-    /// How often it is sent again, 0 to 15.
+    /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
-    /// At most [`room::SIDR_REQUEST`](super::room::SIDR_REQUEST) bytes for the peer.
+    /// At most [`SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
 impl SidrRequest {
-    /// A request with the usual timeouts.
+    /// A request with default timeouts.
     pub fn new(peer: IpAddr, service: ServiceId) -> Self {
         Self {
             peer,
@@ -167,31 +169,31 @@ impl SidrRequest {
     }
 }
 
-/// The answer to a request for a datagram service.
+/// The reply to a SIDR_REQ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrReply {
-    /// Whether it is granted.
+    /// The status.
     pub status: SidrStatus,
-    /// The queue pair that offers it; of no meaning unless it is granted, as is what follows.
+    /// The queue pair of the service; like the following fields, valid on success only.
     pub qpn: Qpn,
     /// Its Q_Key.
     pub qkey: u32,
-    /// At most [`room::SIDR_REPLY`](super::room::SIDR_REPLY) bytes for the peer.
+    /// At most [`SIDR_REP`](super::private_data_len::SIDR_REP) bytes for the peer.
     pub private_data: Vec<u8>,
 }
 
-/// Whether a datagram service is granted (IBTA vol 1, 12.11.2).
+/// Status of a SIDR_REP (IBTA vol 1, 12.11.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SidrStatus(pub u8);
 
 impl SidrStatus {
-    /// It is.
+    /// Success.
     pub const SUCCESS: Self = Self(0);
-    /// There is no such service.
+    /// Service id not supported.
     pub const UNSUPPORTED: Self = Self(1);
-    /// The consumer has said no.
+    /// Rejected by the consumer.
     pub const REJECTED: Self = Self(2);
-    /// There is no queue pair for it.
+    /// No queue pair available.
     pub const NO_QP: Self = Self(3);
 }
 
@@ -200,146 +202,149 @@ impl SidrStatus {
 pub struct RejectReason(pub u16);
 
 impl RejectReason {
-    /// No room for another connection.
+    /// No resources available.
     pub const NO_RESOURCES: Self = Self(3);
-    /// An answer did not come in time.
+    /// Timeout: a reply was not received in time.
     pub const TIMEOUT: Self = Self(4);
-    /// There is no such connection.
+    /// Invalid communication id.
     pub const INVALID_COMMUNICATION_ID: Self = Self(6);
-    /// Nobody listens there.
+    /// Invalid service id: no listener.
     pub const INVALID_SERVICE_ID: Self = Self(8);
-    /// Another transport than RC and UC.
+    /// Invalid transport service type: neither RC nor UC.
     pub const INVALID_TRANSPORT: Self = Self(9);
-    /// The queue pair is connected already, as far as the peer knows.
+    /// Stale connection: the queue pair is already connected.
     pub const STALE_CONNECTION: Self = Self(10);
-    /// The GID asked for is another's.
+    /// Invalid GID: not an address of the receiver.
     pub const INVALID_GID: Self = Self(12);
-    /// The path's MTU is more than the port's.
+    /// Invalid path MTU: larger than the port's.
     pub const INVALID_MTU: Self = Self(26);
-    /// The consumer has said no.
+    /// Rejected by the consumer.
     pub const CONSUMER: Self = Self(28);
 }
 
-/// A request that has arrived. Resources are told from our side: `responder_resources` bounds what the peer wants to have outstanding here.
+/// A received REQ, from the local point of view: `responder_resources` bounds the peer's
+/// outstanding READs and atomics here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerRequest {
     /// The peer.
     pub peer: IpAddr,
-    /// What it asks for.
+    /// The service id.
     pub service: ServiceId,
-    /// Its queue pair.
+    /// The peer's queue pair.
     pub qpn: Qpn,
     /// RC or UC.
     pub transport: Transport,
     /// READs and atomics that the peer wants to have outstanding here.
     pub responder_resources: u8,
-    /// READs and atomics that the peer takes from us.
+    /// READs and atomics that the peer accepts.
     pub initiator_depth: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
-    /// How often both ends are to send again.
+    /// Transport retry count of both ends.
     pub retry_count: u8,
-    /// How often we are to send again when the peer has posted no receive.
+    /// The local RNR retry count that the peer requires.
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// What it says: always [`room::REQUEST`](super::room::REQUEST) bytes, padded with zeros.
+    /// Private data: always [`REQ`](super::private_data_len::REQ) bytes, zero-padded.
     pub private_data: Vec<u8>,
 }
 
-/// The peer has accepted.
+/// A received REP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerReply {
-    /// Its queue pair.
+    /// The peer's queue pair.
     pub qpn: Qpn,
     /// READs and atomics that the peer wants to have outstanding here.
     pub responder_resources: u8,
-    /// READs and atomics that the peer takes from us.
+    /// READs and atomics that the peer accepts.
     pub initiator_depth: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
-    /// How often we are to send again when the peer has posted no receive.
+    /// The local RNR retry count that the peer requires.
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// What it says: always [`room::REPLY`](super::room::REPLY) bytes.
+    /// Private data: always [`private_data_len::REP`](super::private_data_len::REP) bytes.
     pub private_data: Vec<u8>,
 }
 
-/// What happened. After `Rejected`, `Unreachable` and `TimewaitExit` nothing more happens to a connection; only [`Cm::destroy`](super::Cm::destroy) ends its id.
+/// An event. `Rejected`, `Unreachable` and `TimewaitExit` are the last of a connection; its id is
+/// valid until [`Cm::destroy`](super::Cm::destroy).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CmEvent {
-    /// A request for a connection came to a listener: to be accepted, rejected or destroyed.
+    /// A listener received a REQ: accept, reject or destroy it.
     Request {
-        /// Whose.
+        /// The listener.
         listener: ListenerId,
-        /// The connection that may come of it.
+        /// The new connection.
         id: ConnectionId,
-        /// What it asks for.
+        /// The request.
         request: Box<PeerRequest>,
     },
-    /// The peer has accepted: connect the queue pair, then [`Cm::establish`](super::Cm::establish), or reject.
+    /// REP received: connect the queue pair, then [`establish`](super::Cm::establish), or reject.
     Reply {
-        /// Which connection.
+        /// The connection.
         id: ConnectionId,
-        /// How.
+        /// The reply.
         reply: Box<PeerReply>,
     },
-    /// The peer knows that its request was accepted.
+    /// The RTU was received (or [`Cm::notify`](super::Cm::notify) called).
     Established {
-        /// Which connection.
+        /// The connection.
         id: ConnectionId,
-        /// What it says: always [`room::READY`](super::room::READY) bytes.
+        /// Private data: always [`private_data_len::RTU`](super::private_data_len::RTU) bytes.
         private_data: Vec<u8>,
     },
-    /// The peer, or its manager, has said no.
+    /// A REJ was received.
     Rejected {
-        /// Which connection.
+        /// The connection.
         id: ConnectionId,
-        /// Why.
+        /// The reason.
         reason: RejectReason,
-        /// What it says: always [`room::REJECT`](super::room::REJECT) bytes.
+        /// Private data: always [`private_data_len::REJ`](super::private_data_len::REJ) bytes.
         private_data: Vec<u8>,
     },
-    /// No answer came, however often it was asked.
+    /// No reply after all retries.
     Unreachable {
-        /// Which connection.
+        /// The connection.
         id: ConnectionId,
     },
-    /// The connection is over, whoever wanted it.
+    /// The connection was disconnected by either side.
     Disconnected {
-        /// Which connection.
+        /// The connection.
         id: ConnectionId,
     },
-    /// Nothing of it can be on its way any more.
+    /// The TimeWait state ended: no packet of the connection can be in flight any more.
     TimewaitExit {
-        /// Which connection.
+        /// The connection.
         id: ConnectionId,
     },
-    /// A request for a datagram service came to a listener: to be answered or destroyed.
+    /// A listener received a SIDR_REQ: answer or destroy it.
     SidrRequest {
-        /// Whose.
+        /// The listener.
         listener: ListenerId,
         /// The exchange.
         id: ConnectionId,
         /// The peer.
         peer: IpAddr,
-        /// What it asks for.
+        /// The service id.
         service: ServiceId,
-        /// What it says: always [`room::SIDR_REQUEST`](super::room::SIDR_REQUEST) bytes.
+        /// Private data: always [`SIDR_REQ`](super::private_data_len::SIDR_REQ) bytes.
         private_data: Vec<u8>,
     },
-    /// The answer to our own.
+    /// The SIDR_REP was received.
     SidrReply {
-        /// The exchange, which is over with it.
+        /// The exchange, which ends with it.
         id: ConnectionId,
-        /// The answer; its private data are always [`room::SIDR_REPLY`](super::room::SIDR_REPLY) bytes.
+        /// The reply; its private data is always
+        /// [`private_data_len::SIDR_REP`](super::private_data_len::SIDR_REP) bytes.
         reply: Box<SidrReply>,
     },
 }
 
 impl CmEvent {
-    /// Which connection or exchange it is about.
+    /// The connection or exchange of the event.
     pub const fn connection(&self) -> ConnectionId {
         match self {
             Self::Request { id, .. }
@@ -355,12 +360,12 @@ impl CmEvent {
     }
 }
 
-/// What a queue pair is to be connected with: the attributes of INIT → RTR and RTR → RTS (ibv_modify_qp(3)).
+/// Attributes for connecting a queue pair, INIT → RTR → RTS (ibv_modify_qp(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameters {
     /// RC or UC.
     pub transport: Transport,
-    /// Where to.
+    /// The path.
     pub path: Path,
     /// IBV_QP_PATH_MTU.
     pub mtu: Mtu,
@@ -382,30 +387,30 @@ pub struct Parameters {
     pub rnr_retry_count: u8,
 }
 
-/// Why a command was refused; nothing changed then.
+/// Why a command was refused; nothing has changed then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CmError {
-    /// There is no such connection or listener (`EINVAL`).
-    #[error("there is no such connection or listener")]
+    /// No such connection or listener (`EINVAL`).
+    #[error("no such connection or listener")]
     Unknown,
     /// The connection is in a state that does not allow it (`EINVAL`).
     #[error("the connection is in a state that does not allow it")]
     State,
-    /// More private data than fits (`EINVAL`).
+    /// Too much private data (`EINVAL`).
     #[error("{len} bytes of private data, of which at most {max} fit")]
     PrivateData {
-        /// How much was given.
+        /// Bytes given.
         len: usize,
-        /// How much fits.
+        /// Maximum.
         max: usize,
     },
-    /// Another transport than RC and UC (`EINVAL`).
+    /// Neither RC nor UC (`EINVAL`).
     #[error("only RC and UC queue pairs are connected")]
     Transport,
-    /// Somebody listens there already (`EADDRINUSE`).
-    #[error("somebody listens at this service already")]
+    /// The service already has a listener (`EADDRINUSE`).
+    #[error("the service already has a listener")]
     InUse,
-    /// The manager has no room for another connection (`ENOMEM`).
+    /// The connection table is full (`ENOMEM`).
     #[error("there are too many connections")]
     Exhausted,
 }

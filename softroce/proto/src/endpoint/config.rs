@@ -1,33 +1,36 @@
-//! How an endpoint behaves.
+//! Configuration of an endpoint.
 
 use crate::Mtu;
 
-/// How an endpoint behaves.
+/// Configuration of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndpointConfig {
-    /// Chooses the queue pair numbers, or in which order those of a [`Block`](crate::Block) are used, so that a restarted device does not reuse the old ones.
+    /// Selects the queue pair numbers, or their order within a block, so that a
+    /// restarted device does not reuse the old ones.
     pub seed: u64,
-    /// PSNs of one queue pair unacknowledged at most, 1 to 2^22; values beyond count as the nearest. More is faster over long paths, and has to go again after a loss.
+    /// Send window: unacknowledged PSNs per queue pair, 1 to 2^22 (clamped). A larger one is faster
+    /// over long paths, and is retransmitted as a whole after a loss (go-back-N).
     pub window: u32,
-    /// The same of a queue pair whose packets go by a lane, which loses nothing: bounded by the slots that the lane has, as what refers to memory keeps its slot until it has been copied.
-    pub lane_window: u32,
-    /// The port's MTU: the most that a datagram (UD) carries.
+    /// Send window on a shm link, which is lossless: bounded by the ring's slots, as a packet that
+    /// references memory occupies its slot until it is copied.
+    pub shm_window: u32,
+    /// The port's MTU: the maximum payload of a UD datagram.
     pub mtu: Mtu,
-    /// The most payload of a packet on a lane in bytes, at both ends; 256 KiB unless it is a test.
-    pub lane_mtu: usize,
-    /// A payload of more bytes is referred to by its packet on a lane; a shorter one goes with it.
-    pub lane_inline: usize,
+    /// Maximum payload of a shm packet in bytes, the same at both ends; 256 KiB except in tests.
+    pub shm_mtu: usize,
+    /// On a shm link, longer payloads (in bytes) are passed by reference, not through the ring.
+    pub shm_inline_threshold: usize,
 }
 
 impl EndpointConfig {
     /// The window of the Linux kernel's rxe.
     pub const DEFAULT_WINDOW: u32 = 128;
-    /// Seven eighths of the 512 slots of a lane: the rest are for what other queue pairs say meanwhile.
-    pub const LANE_WINDOW: u32 = 448;
-    /// The most payload of a packet on a lane in bytes. Both ends know it; it is no part of what they agree on.
+    /// Seven eighths of the 512 slots of a shm ring; the rest is for other queue pairs.
+    pub const SHM_WINDOW: u32 = 448;
+    /// Maximum payload of a shm packet in bytes. The ends do not negotiate it.
     pub const LANE_MTU: usize = 256 << 10;
-    /// Up to here, copying twice costs less than referring.
-    pub const LANE_INLINE: usize = 1024;
+    /// Up to this size two copies through the ring cost less than a reference.
+    pub const SHM_INLINE_THRESHOLD: usize = 1024;
     pub(super) const MAX_WINDOW: u32 = 1 << 22;
 }
 
@@ -36,10 +39,10 @@ impl Default for EndpointConfig {
         Self {
             seed: 0,
             window: Self::DEFAULT_WINDOW,
-            lane_window: Self::LANE_WINDOW,
+            shm_window: Self::SHM_WINDOW,
             mtu: Mtu::Mtu4096,
-            lane_mtu: Self::LANE_MTU,
-            lane_inline: Self::LANE_INLINE,
+            shm_mtu: Self::LANE_MTU,
+            shm_inline_threshold: Self::SHM_INLINE_THRESHOLD,
         }
     }
 }

@@ -1,13 +1,12 @@
-//! A cache of [`Flow`]s, so that a packet does not pay for hashing addresses that the last one had too.
+//! A cache of [`Flow`]s, to hash the addresses of a flow once and not per packet.
 
 use core::net::IpAddr;
 
 use super::Flow;
 
-/// Slots of the cache, a power of two.
 const SLOTS: usize = 64;
 
-/// Both addresses as IPv6 has them, and both ports: numbers, as they compare faster than addresses.
+/// Both addresses as IPv6, and both ports: integers compare faster than addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Key {
     src: u128,
@@ -15,7 +14,7 @@ struct Key {
     ports: u32,
 }
 
-/// The flows seen last, one per slot: 4 KiB that never grow. A flow that lost its slot costs its computation again, nothing more.
+/// A direct-mapped cache of flows in 4 KiB; an evicted one is recomputed.
 #[derive(Clone, Debug)]
 pub struct FlowCache {
     slots: Box<[Option<(Key, Flow)>; SLOTS]>,
@@ -30,7 +29,7 @@ impl Default for FlowCache {
 }
 
 impl FlowCache {
-    /// The flow between these addresses and UDP ports: what [`Flow::new`] gives.
+    /// The flow between these addresses and UDP ports, as [`Flow::new`].
     pub fn flow(&mut self, src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Flow {
         let key = Key {
             src: bits(src),

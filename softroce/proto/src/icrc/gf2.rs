@@ -1,7 +1,8 @@
-//! Arithmetic in the field the CRC lives in: polynomials over GF(2) modulo that of CRC-32, bit-reflected as the register holds them.
+//! Arithmetic in the field of the CRC: polynomials over GF(2) modulo CRC-32's, bit-reflected.
 //!
-//! Feeding a zero byte to the register multiplies it by x⁸. So what a field of the headers adds to the CRC is a product, and going back from a CRC to the field is
-//! one too: the inverse of x⁸ exists, as the polynomial is primitive and x has order 2³² − 1.
+//! Feeding a zero byte multiplies the register by x⁸. So the contribution of a header field to the
+//! CRC is a product, and computing the field from the CRC is one too: the inverse of x⁸ exists, as
+//! the polynomial is primitive and x has order 2³² − 1.
 
 /// x³² + … + 1 without its top bit, reflected (IEEE 802.3, 3.2.9).
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -10,12 +11,11 @@ const ONE: u32 = 1 << 31;
 /// x⁻⁸ = x^(2³² − 1 − 8).
 const BYTE_BACK: u32 = power(ONE >> 1, u32::MAX - 8);
 
-/// The product of two elements.
 const fn multiply(mut a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 0;
     while bit < 32 {
-        // Masks in place of branches: the bits are as good as random.
+        // Masks instead of branches: the bits are unpredictable.
         product ^= a & (b >> 31).wrapping_neg();
         b <<= 1;
         a = a >> 1 ^ POLYNOMIAL & (a & 1).wrapping_neg();
@@ -24,7 +24,6 @@ const fn multiply(mut a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// `base` to the power of `exponent`.
 const fn power(mut base: u32, mut exponent: u32) -> u32 {
     let mut product = ONE;
     while exponent != 0 {
@@ -37,16 +36,16 @@ const fn power(mut base: u32, mut exponent: u32) -> u32 {
     product
 }
 
-/// What a big-endian 16-bit field of the headers adds to the CRC, per value of each of its bytes.
+/// The contribution of a big-endian 16-bit field to the CRC, by the value of each byte.
 pub(super) struct FieldTable([[u32; 256]; 2]);
 
 impl FieldTable {
-    /// For a field with `bytes_after` bytes behind it.
+    /// For a field followed by `bytes_after` bytes.
     pub(super) const fn new(bytes_after: usize) -> Self {
         let mut table = [[0; 256]; 2];
         let mut at = 0;
         while at < 2 {
-            // A byte enters the low end of the register and is multiplied by x⁸ for itself and each byte after it.
+            // A byte enters at the low end, and is multiplied by x⁸ for itself and each later byte.
             let shift = power(ONE >> 1, 8 * (bytes_after + 2 - at) as u32);
             let mut value = 0;
             while value < 256 {
@@ -58,7 +57,7 @@ impl FieldTable {
         Self(table)
     }
 
-    /// What changing the field from 0 to `value` changes in the CRC.
+    /// The change of the CRC when the field changes from 0 to `value`.
     pub(super) const fn change(&self, value: u16) -> u32 {
         let [high, low] = value.to_be_bytes();
         self.0[0][high as usize] ^ self.0[1][low as usize]
@@ -82,13 +81,15 @@ static STEPS_BACK: [[u32; 256]; 2] = {
     table
 };
 
-/// The change of the IPv4 Identification that changes the ICRC by `syndrome`, in a packet of `len` bytes from the BTH up to, but without, the ICRC.
+/// The change of the IPv4 Identification that changes the ICRC by `syndrome`, in a packet of `len`
+/// bytes from the BTH up to, but without, the ICRC.
 ///
-/// The Identification is 16 bits: of 65536 syndromes one has such a change. `len` above 65535 counts modulo 65536.
+/// The Identification has 16 bits: one in 65536 syndromes has such a change. `len` above 65535
+/// counts modulo 65536.
 pub fn solve_ident(syndrome: u32, len: usize) -> Option<u16> {
     let bytes = (len + super::IDENT_TO_BTH + 2) & 0xffff;
     let back = multiply(STEPS_BACK[0][bytes & 0xff], STEPS_BACK[1][bytes >> 8]);
     let register = multiply(syndrome, back);
-    // Its two bytes entered the low end of the register, the first one lowest; anything above them came from elsewhere.
+    // Its two bytes entered at the low end, the first one lowest.
     u16::try_from(register).ok().map(u16::swap_bytes)
 }

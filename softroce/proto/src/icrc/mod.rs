@@ -1,13 +1,16 @@
-//! The invariant CRC: the 4 bytes that end every RoCEv2 packet and prove it whole from device to device (IBTA annex A17.3.3, vol 1, 7.8.1).
+//! The invariant CRC (ICRC): the last 4 bytes of every packet (IBTA annex A17.3.3, vol 1, 7.8.1).
 //!
-//! It is the CRC-32 of Ethernet over 8 bytes of ones, the IP header, the UDP header, and the packet from the BTH on; what routers may change counts as
-//! ones: IPv4 TOS, TTL and header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and byte 4 of the BTH. It goes on the wire with
-//! its least significant byte first.
+//! It is the CRC-32 of Ethernet over 8 bytes of ones, the IP header, the UDP header, and the packet
+//! from the BTH on, with everything that routers may change replaced by ones: IPv4 TOS, TTL and
+//! header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and byte 4 of
+//! the BTH. It is sent least significant byte first.
 //!
-//! A device without raw sockets does not build the IP header, the kernel does; [`Flow`] holds what it takes to know that header anyway. All but three
-//! fields are the same in every packet of a flow, so the register after the header is computed once for zero lengths and Identification; those are then put
-//! in by tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths. The BTH is put in so too: carry-less multiplication, which takes the
-//! rest, has a cost for each piece, and takes blocks; so it begins with the payload, which at full MTU is whole blocks.
+//! Without raw sockets the kernel builds the IP header, not the device; [`Flow`] computes its part
+//! of the CRC anyway. All but three fields are constant in a flow, so the CRC register after the
+//! headers is computed once for zero lengths and Identification. The variable fields are added by
+//! tables, as the CRC is linear: crc(a ⊕ b) = crc(a) ⊕ crc(b) ⊕ crc(0) for equal lengths. So is the
+//! BTH: the carry-less multiplication used for the rest has a cost per call and works in blocks, so
+//! it starts at the payload, which at full MTU is whole blocks.
 
 mod flows;
 mod gf2;
@@ -26,24 +29,24 @@ pub use gf2::solve_ident;
 /// The length of the ICRC in bytes.
 pub const LEN: usize = 4;
 
-/// The bytes in front of the IP header, in place of the local route header of InfiniBand.
+/// Ones in front of the IP header, in place of InfiniBand's local route header.
 const MASKED_LRH: [u8; 8] = [0xff; 8];
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
-/// IPv4 flags "don't fragment", as RoCEv2 devices set it, and an offset of 0.
+/// IPv4 flags "don't fragment", as RoCEv2 devices set it, and fragment offset 0.
 const DONT_FRAGMENT: u16 = 0x4000;
 /// The byte of the BTH with the congestion bits.
 const MASKED_BTH_BYTE: usize = 4;
 const BTH_LEN: usize = 12;
 
-// How many bytes follow each variable field up to the end of the BTH.
+// Each table by the number of bytes from its field to the end of the BTH.
 static IPV4_TOTAL_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN + IPV4_LEN - 4);
 static IPV4_IDENT: FieldTable = FieldTable::new(BTH_LEN + IDENT_TO_BTH);
 static IPV6_PAYLOAD_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN + IPV6_LEN - 6);
 static UDP_TOTAL_LEN: FieldTable = FieldTable::new(BTH_LEN + UDP_LEN - 6);
-/// The six pairs of bytes of the BTH, in their order.
+/// The six byte pairs of the BTH, in order.
 static BTH: [FieldTable; BTH_LEN / 2] = [
     FieldTable::new(10),
     FieldTable::new(8),
@@ -53,15 +56,15 @@ static BTH: [FieldTable; BTH_LEN / 2] = [
     FieldTable::new(0),
 ];
 
-/// The bytes from behind the IPv4 Identification to the BTH.
+/// Bytes between the IPv4 Identification and the BTH.
 const IDENT_TO_BTH: usize = UDP_LEN + IPV4_LEN - 6;
 
-/// The addresses and ports of a flow of packets, ready to compute their ICRCs.
+/// The addresses and ports of a flow, prepared for computing ICRCs.
 ///
-/// The IPv4 Identification is given with each packet; over IPv6, which has none, it is ignored.
+/// The IPv4 Identification is given with each packet; over IPv6 it is ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// The register after the masked headers and a masked BTH, all of it that varies being zero.
+    /// The CRC register after the masked headers and BTH, with all variable fields zero.
     register: u32,
     is_ipv4: bool,
 }
@@ -69,8 +72,9 @@ pub struct Flow {
 impl Flow {
     /// A flow between these addresses and UDP ports.
     ///
-    /// IPv4-mapped IPv6 addresses, as a dual-stack socket gives them, count as IPv4. One address of each family makes no packet; the ICRC is then that of
-    /// an IPv6 packet with the IPv4 address mapped.
+    /// IPv4-mapped IPv6 addresses, as a dual-stack socket returns them, count as IPv4. One address
+    /// of each family is not a valid packet; the ICRC is then that of an IPv6 packet with the IPv4
+    /// address mapped.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Self {
         let mut udp = [0xff; UDP_LEN];
         udp[0..2].copy_from_slice(&src_port.to_be_bytes());
@@ -111,12 +115,13 @@ impl Flow {
         }
     }
 
-    /// Whether the packets are IPv4, so that an Identification counts.
+    /// Whether packets are IPv4 and so have an Identification.
     pub const fn is_ipv4(&self) -> bool {
         self.is_ipv4
     }
 
-    /// The ICRC of a packet given from the BTH up to, but without, the ICRC. What is too short for a BTH, and so no packet, counts as one that ends in zeroes.
+    /// The ICRC of a packet from the BTH up to, but without, the ICRC. One too short for a BTH is
+    /// not a valid packet, and is padded with zeros.
     pub fn compute(&self, ident: u16, packet: &[u8]) -> u32 {
         let register = self.after_headers(ident, packet.len());
         let (change, rest) = match packet.split_first_chunk::<BTH_LEN>() {
@@ -128,25 +133,26 @@ impl Flow {
         hasher.finalize()
     }
 
-    /// Fills in the ICRC, the last 4 bytes of a packet given from the BTH on. Fewer bytes than that are left alone.
+    /// Writes the ICRC into the last 4 bytes, if any, of a packet from the BTH on.
     pub fn seal(&self, ident: u16, packet: &mut [u8]) {
         if let Some((packet, icrc)) = packet.split_last_chunk_mut::<LEN>() {
             *icrc = self.compute(ident, packet).to_le_bytes();
         }
     }
 
-    /// Whether the last 4 bytes of a packet given from the BTH on are its ICRC.
+    /// Whether the last 4 bytes of a packet from the BTH on are its ICRC.
     pub fn verify(&self, ident: u16, packet: &[u8]) -> bool {
         self.syndrome(ident, packet) == Some(0)
     }
 
-    /// The ICRC computed ⊕ the ICRC received: 0 where the packet is whole, `None` where it is too short to have one.
+    /// The computed ICRC ⊕ the received one: 0 if intact, `None` if too short to have one.
     pub(crate) fn syndrome(&self, ident: u16, packet: &[u8]) -> Option<u32> {
         let (packet, icrc) = packet.split_last_chunk::<LEN>()?;
         Some(self.compute(ident, packet) ^ u32::from_le_bytes(*icrc))
     }
 
-    /// The CRC of the masked headers and of a BTH of zeroes, the first of `len` bytes (the ICRC comes on top). Lengths no datagram can have wrap.
+    /// The CRC of the masked headers and of a zero BTH, the first of `len` bytes (without the
+    /// ICRC). Lengths that no datagram can have wrap.
     fn after_headers(&self, ident: u16, len: usize) -> u32 {
         let udp_len = (len + LEN + UDP_LEN) as u16;
         let mut register = self.register ^ UDP_TOTAL_LEN.change(udp_len);
@@ -162,7 +168,7 @@ impl Flow {
     }
 }
 
-/// What a BTH changes in the CRC, against one of zeroes.
+/// The change of the CRC by a BTH, relative to a zero one.
 fn change_by(bth: &[u8; BTH_LEN]) -> u32 {
     let mut change = 0;
     for (pair, table) in BTH.iter().enumerate() {
@@ -173,7 +179,7 @@ fn change_by(bth: &[u8; BTH_LEN]) -> u32 {
     change
 }
 
-/// The beginning of a BTH, its end zeroes.
+/// A truncated BTH, padded with zeros.
 #[cold]
 fn padded(short: &[u8]) -> [u8; BTH_LEN] {
     let mut bth = [0; BTH_LEN];

@@ -1,4 +1,4 @@
-//! The ICRC against packets that devices we did not write sent, and against a reference that goes bit by bit over a masked packet.
+//! The ICRC against captured packets, and against a bit-by-bit reference.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{Flow, solve_ident};
 
-/// The rule of annex A17.3.3 without any cleverness: `ip_packet` from the IP header up to, but without, the ICRC.
+/// Annex A17.3.3 literally: `ip_packet` from the IP header up to, but without, the ICRC.
 fn reference(ip_packet: &[u8]) -> u32 {
     let mut bytes = vec![0xff; 8];
     bytes.extend_from_slice(ip_packet);
@@ -36,7 +36,7 @@ fn reference(ip_packet: &[u8]) -> u32 {
     !crc
 }
 
-/// An IP packet as such a flow sends it, with values in the masked fields that must not matter.
+/// An IP packet of such a flow, with arbitrary values in the masked fields.
 fn ip_packet(src: IpAddr, dst: IpAddr, ports: (u16, u16), ident: u16, noise: u8, ib: &[u8]) -> Vec<u8> {
     let udp_len = u16::try_from(8 + ib.len() + 4).unwrap();
     let mut packet = Vec::new();
@@ -98,7 +98,7 @@ fn check_captured(hex: &str) {
     }
 }
 
-/// A congestion notification that a ConnectX-4 Lx sent, as scapy's tests record it.
+/// A congestion notification of a ConnectX-4 Lx, from scapy's tests.
 #[test]
 fn connectx_congestion_notification() {
     check_captured(
@@ -107,7 +107,7 @@ fn connectx_congestion_notification() {
     );
 }
 
-/// A UC SEND Only of 18 bytes (pad 2) captured from hardware, as scapy's tests record it.
+/// A UC SEND Only of 18 bytes (pad 2) captured from hardware, from scapy's tests.
 #[test]
 fn captured_uc_send() {
     check_captured(
@@ -163,7 +163,7 @@ proptest! {
     }
 }
 
-/// Every length and the whole range of Identifications, where property tests only sample.
+/// Every length and the whole range of Identifications, which property tests only sample.
 #[test]
 fn identification_is_solved_at_every_length() {
     let flow = Flow::new(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into(), 7, 4791);
@@ -193,7 +193,7 @@ fn short_packets_have_no_icrc() {
         assert_eq!(bytes, vec![7; len]);
         assert!(!flow.verify(0, &bytes));
     }
-    // Too short for a BTH: of use to nobody, but no reason to panic.
+    // Too short for a BTH: must not panic.
     for len in 4..16 {
         let mut bytes = vec![7; len];
         flow.seal(0, &mut bytes);

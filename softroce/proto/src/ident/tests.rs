@@ -1,9 +1,9 @@
-//! Sources as they behave, and damage as it comes.
+//! Exact and counting sources, and random damage.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
-use super::{AHEAD, BEHIND, FOLLOWS, IdentTracker, MAX_SEGMENTS, SETS, Source, Verdict, WAYS};
+use super::{AddressPair, IdentTracker, MAX_AHEAD, MAX_BEHIND, MAX_CANDIDATE_GAP, MAX_SEGMENTS, SETS, Verdict, WAYS};
 use crate::icrc::Flow;
 use crate::{Datagram, Ident, Instant};
 
@@ -13,7 +13,7 @@ fn peer(n: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x0a0a_0000 + n).into()
 }
 
-/// Seeded numbers (SplitMix64).
+/// Seeded random numbers (SplitMix64).
 struct Rng(u64);
 
 impl Rng {
@@ -41,7 +41,7 @@ fn datagram(src: IpAddr, segment: u16, payload: &[u8]) -> Datagram<'_> {
     }
 }
 
-/// An acknowledgement sealed with `ident`.
+/// An ACK sealed with `ident`.
 fn packet(src: IpAddr, ident: u16, psn: u32) -> [u8; 20] {
     let mut packet = [0; 20];
     packet[..4].copy_from_slice(&[0x11, 0x40, 0xff, 0xff]);
@@ -54,7 +54,7 @@ fn check(tracker: &mut IdentTracker, now: Instant, src: IpAddr, ident: u16, segm
     tracker.check(now, &datagram(src, segment, &packet(src, ident, now.0 as u32)))
 }
 
-/// A sender with Linux' rule for Identifications, as the module describes it, and a tick of 1 ms.
+/// A sender with Linux' rule for Identifications, as the module describes, with a 1 ms tick.
 struct Counter {
     ident: u16,
     at: Instant,
@@ -79,7 +79,7 @@ fn an_exact_source_loses_nothing() {
     let mut now = Instant::ZERO;
     for _ in 0..2000 {
         now = now + Duration::from_micros(rng.below(3_000_000));
-        // A run of segments arrives in one piece or in two, so that places in the second are not those of the sender.
+        // A run of segments arrives in one or two pieces, so indexes may differ from the sender's.
         let (run, split) = (1 + rng.below(MAX_SEGMENTS.into()) as u16, rng.below(160) as u16);
         for ident in 0..run {
             let place = if ident < split { ident } else { ident - split };
@@ -109,7 +109,11 @@ fn a_counting_source_loses_nothing() {
                     1..10 => Duration::from_micros(rng.below(5000)),
                     _ => Duration::from_nanos(rng.below(3000)),
                 };
-            let lost = if rng.below(20) == 0 { rng.below(AHEAD - 1) } else { 0 };
+            let lost = if rng.below(20) == 0 {
+                rng.below(MAX_AHEAD - 1)
+            } else {
+                0
+            };
             for _ in 0..lost {
                 counter.next(now, &mut rng);
             }
@@ -126,7 +130,7 @@ fn a_counting_source_loses_nothing() {
 #[test]
 fn late_packets_of_a_counting_source_are_accepted() {
     let mut tracker = IdentTracker::default();
-    for ident in [1000, 1003, 1001, 1002, 1003, 1004, 1004 - BEHIND] {
+    for ident in [1000, 1003, 1001, 1002, 1003, 1004, 1004 - MAX_BEHIND] {
         assert_eq!(
             check(&mut tracker, Instant::ZERO, peer(1), ident, 0),
             Verdict::Valid,
@@ -134,12 +138,12 @@ fn late_packets_of_a_counting_source_are_accepted() {
         );
     }
     assert_eq!(
-        check(&mut tracker, Instant::ZERO, peer(1), 1004 - BEHIND - 1, 0),
+        check(&mut tracker, Instant::ZERO, peer(1), 1004 - MAX_BEHIND - 1, 0),
         Verdict::Unproven
     );
 }
 
-/// What starts to count elsewhere is believed at the second packet, and only when that follows the first.
+/// A source that counts from elsewhere is accepted at the second packet, if it follows the first.
 #[test]
 fn a_jump_costs_one_packet() {
     let mut tracker = IdentTracker::default();
@@ -149,7 +153,7 @@ fn a_jump_costs_one_packet() {
     assert_eq!(at(30_000, 0), Verdict::Unproven);
     assert_eq!(at(30_000, 0), Verdict::Unproven, "a duplicate proves nothing");
     assert_eq!(
-        at(30_000 + FOLLOWS as u16 + 1, 0),
+        at(30_000 + MAX_CANDIDATE_GAP as u16 + 1, 0),
         Verdict::Unproven,
         "too far after it"
     );
@@ -176,13 +180,13 @@ fn an_exact_source_may_become_a_counting_one_and_back() {
 /// The counts in the module's text, over all Identifications.
 #[test]
 fn as_many_identifications_are_plausible_as_documented() {
-    let plausible = |source: &Source, now| {
+    let plausible = |source: &AddressPair, now| {
         (0..=u16::MAX)
-            .filter(|&ident| source.clone().judge(ident, 3, now) == Verdict::Valid)
+            .filter(|&ident| source.clone().evaluate(ident, 3, now) == Verdict::Valid)
             .count()
     };
-    let exact = Source::new(1, 0, 3, Instant::ZERO);
-    let counting = Source::new(1, 20_000, 3, Instant::ZERO);
+    let exact = AddressPair::new(1, 0, 3, Instant::ZERO);
+    let counting = AddressPair::new(1, 20_000, 3, Instant::ZERO);
     let second = Instant(1_000_000_000);
     assert_eq!(plausible(&exact, Instant::ZERO), 128);
     assert_eq!(plausible(&exact, second), 128);
@@ -191,7 +195,8 @@ fn as_many_identifications_are_plausible_as_documented() {
     assert_eq!(plausible(&counting, Instant(90 * second.0)), 65536);
 }
 
-/// 5 % of a million packets damaged at random: none passes (0.004 expected), and none that is whole is refused, but by a damaged one's fault (none either).
+/// 5 % of a million packets are damaged at random: none passes (0.004 expected), and no intact one
+/// is refused, unless because of a damaged one (0 seen).
 #[test]
 fn damage_is_refused() {
     let mut rng = Rng(7);
@@ -207,7 +212,7 @@ fn damage_is_refused() {
         let ident = if which == 0 { counter.next(now, &mut rng) } else { 0 };
         template[8..12].copy_from_slice(&n.to_be_bytes());
         flows[which].seal(ident, &mut template);
-        // The first packet of each source is the weak one.
+        // The first packet of each source is accepted with any Identification.
         let damaged = n > 1 && rng.below(20) == 0;
         let mut bytes = template;
         if damaged {
@@ -233,9 +238,9 @@ fn damage_is_refused() {
     assert!(unproven < 20, "{unproven}, 0.8 expected");
 }
 
-/// Strangers, one packet each, fill the table, but the places of proven sources last.
+/// Unproven sources, one packet each, fill the table, but evict proven ones last.
 #[test]
-fn strangers_do_not_push_out_who_is_proven() {
+fn unproven_sources_do_not_evict_proven_ones() {
     let mut tracker = IdentTracker::default();
     for ident in 1000..1002 {
         assert_eq!(check(&mut tracker, Instant::ZERO, peer(1), ident, 0), Verdict::Valid);
@@ -246,7 +251,7 @@ fn strangers_do_not_push_out_who_is_proven() {
             Verdict::Valid
         );
     }
-    // Known still, or this would be accepted as a first packet.
+    // Still in the table, or this would be accepted as a first packet.
     assert_eq!(
         check(&mut tracker, Instant::ZERO, peer(1), 40_000, 0),
         Verdict::Unproven
@@ -283,7 +288,7 @@ fn known_identifications_and_ipv6_need_no_history() {
     }
 }
 
-/// A dual-stack socket shows the same peer as an IPv6 address.
+/// A dual-stack socket reports the same peer as an IPv6 address.
 #[test]
 fn mapped_addresses_are_the_same_source() {
     let mut tracker = IdentTracker::default();
@@ -301,7 +306,7 @@ fn mapped_addresses_are_the_same_source() {
     assert_eq!(tracker.check(Instant::ZERO, &datagram), Verdict::Unproven);
 }
 
-/// Too short to hold an ICRC, and from a pair never seen.
+/// Too short to hold an ICRC, and from a new pair.
 #[test]
 fn runts_are_corrupt() {
     let mut tracker = IdentTracker::default();

@@ -16,48 +16,50 @@ pub enum State {
     Reset = 0,
     /// Receives may be posted.
     Init = 1,
-    /// Ready to receive.
+    /// Ready to receive (RTR).
     Rtr = 2,
-    /// Ready to send.
+    /// Ready to send (RTS).
     Rts = 3,
-    /// Send queue drained: what was begun finishes, nothing new is begun.
+    /// Send queue drain: requests in flight finish, no request begins.
     Sqd = 4,
-    /// Send queue error: a send request of a UC or UD queue pair failed. Further ones are flushed, while receiving goes on. RC has ERR for it.
+    /// Send queue error: a send request of a UC or UD queue pair failed. Later ones are flushed;
+    /// receiving continues. RC enters ERR instead.
     Sqe = 5,
     /// Error: every request is flushed.
     Err = 6,
 }
 
-/// What a queue pair is created with; all sizes are fixed for its life.
+/// Creation attributes of a queue pair; all sizes are fixed for its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpInit {
     /// Its protection domain.
     pub pd: PdId,
-    /// Where send requests complete.
+    /// CQ of send requests.
     pub send_cq: CqId,
-    /// Where receives complete.
+    /// CQ of receives.
     pub recv_cq: CqId,
-    /// Send requests outstanding at most.
+    /// Maximum outstanding send requests.
     pub max_send_wr: u32,
-    /// Receive requests outstanding at most.
+    /// Maximum outstanding receive requests.
     pub max_recv_wr: u32,
-    /// Elements per send request at most.
+    /// Maximum SGEs per send request.
     pub max_send_sge: u32,
-    /// Elements per receive request at most.
+    /// Maximum SGEs per receive request.
     pub max_recv_sge: u32,
-    /// Inline bytes per send request at most.
+    /// Maximum inline bytes per send request.
     pub max_inline: u32,
-    /// Complete every send request, whatever its flag.
+    /// Complete every send request, whatever its signaled flag.
     pub signal_all: bool,
     /// Its transport service.
     pub transport: Transport,
-    /// The shared receive queue that it takes receives from; it has none of its own then, whatever `max_recv_wr` and `max_recv_sge` say.
+    /// Its shared receive queue; `max_recv_wr` and `max_recv_sge` are ignored then.
     pub srq: Option<SrqId>,
-    /// On the wire an acknowledgement goes before what is posted after it was owed, as from an adapter; otherwise behind it, as both leave as one GSO run then.
+    /// Over UDP, send a pending ACK before requests posted after it, as an adapter does; otherwise
+    /// behind them, as both then leave in one GSO run.
     pub acknowledges_first: bool,
 }
 
-/// What peers may do to memory through this queue pair, beside what the region grants.
+/// Remote access that the queue pair allows, in addition to the region's rights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAccess {
     /// RDMA READ.
@@ -68,14 +70,14 @@ pub struct RemoteAccess {
     pub atomic: bool,
 }
 
-/// A lane: a way to a peer on the same host, as the owner of the endpoint numbers them.
+/// A shm link (shared memory, to a process of the same host), as numbered by the endpoint's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneId(pub u32);
 
-/// The path to the peer: what an address vector comes to under RoCEv2.
+/// The path to the peer: an address vector under RoCEv2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
-    /// Our address: that of the source GID.
+    /// The local address: that of the source GID.
     pub local: IpAddr,
     /// The peer's address: that of the destination GID.
     pub remote: IpAddr,
@@ -83,14 +85,16 @@ pub struct Path {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// The flow label that was asked for. Packets leave by one UDP socket, so that neither their source port nor their IPv6 header goes by it.
+    /// The flow label of the address vector. Unused: packets leave by one UDP socket, so it selects
+    /// neither their source port nor their IPv6 flow label.
     pub flow_label: u32,
-    /// The lane that its packets take in place of the wire: the owner's choice, the same at both ends.
+    /// The shm link that packets take instead of UDP, chosen by the owner at both ends.
     pub lane: Option<LaneId>,
 }
 
 /// The attributes of one modify: `Some` is a bit in the mask of ibv_modify_qp(3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+// fields: one per bit of enum ibv_qp_attr_mask
 pub struct Modify {
     /// IBV_QP_STATE.
     pub state: Option<State>,
@@ -112,34 +116,34 @@ pub struct Modify {
     pub rq_psn: Option<Psn>,
     /// IBV_QP_MAX_DEST_RD_ATOMIC: READs and atomics the peer may have outstanding here.
     pub max_dest_rd_atomic: Option<u8>,
-    /// IBV_QP_MIN_RNR_TIMER: the 5-bit code of the wait we ask for when no receive is posted.
+    /// IBV_QP_MIN_RNR_TIMER: the 5-bit code of the RNR timer sent in RNR NAKs.
     pub min_rnr_timer: Option<u8>,
     /// IBV_QP_SQ_PSN.
     pub sq_psn: Option<Psn>,
-    /// IBV_QP_TIMEOUT: the 5-bit code t of the local ACK timeout 4.096 µs · 2^t; 0 waits for ever.
+    /// IBV_QP_TIMEOUT: the 5-bit code t of the local ACK timeout 4.096 µs · 2^t; 0 is infinite.
     pub timeout: Option<u8>,
     /// IBV_QP_RETRY_CNT, 0–7.
     pub retry_cnt: Option<u8>,
-    /// IBV_QP_RNR_RETRY, 0–7; 7 tries for ever.
+    /// IBV_QP_RNR_RETRY, 0–7; 7 is infinite.
     pub rnr_retry: Option<u8>,
-    /// IBV_QP_MAX_QP_RD_ATOMIC: READs and atomics outstanding to the peer at most.
+    /// IBV_QP_MAX_QP_RD_ATOMIC: maximum READs and atomics outstanding at the peer.
     pub max_rd_atomic: Option<u8>,
-    /// IBV_QP_QKEY: what a datagram must carry to be received (IBTA vol 1, 10.2.5).
+    /// IBV_QP_QKEY: the Q_Key that a received datagram must carry (IBTA vol 1, 10.2.5).
     pub qkey: Option<u32>,
     /// IBV_QP_EN_SQD_ASYNC_NOTIFY.
     pub sqd_async_notify: Option<bool>,
 }
 
-/// The attributes of a queue pair as a query gives them.
+/// The attributes of a queue pair (ibv_query_qp(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
     /// Its state.
     pub state: State,
-    /// As created.
+    /// Creation attributes.
     pub init: QpInit,
-    /// In SQD: requests begun are still going on.
+    /// In SQD: requests are in flight.
     pub sq_draining: bool,
-    /// As modified; every field that was ever set is `Some`, `state` and `sq_psn` are the current ones.
+    /// Modified attributes: `Some` if ever set; `state` and `sq_psn` are the current ones.
     pub set: Modify,
 }
 
@@ -148,22 +152,22 @@ pub struct Attributes {
 pub enum ModifyError {
     /// No such queue pair.
     UnknownQp,
-    /// No such transition of states, or `current_state` does not hold.
+    /// No such state transition, or `current_state` does not match.
     Transition {
-        /// The state it is in.
+        /// The current state.
         from: State,
-        /// The state asked for.
+        /// The requested state.
         to: State,
     },
-    /// The transition needs an attribute that is not given (its `enum ibv_qp_attr_mask` bit).
+    /// A required attribute is missing (its `enum ibv_qp_attr_mask` bit).
     Missing(u32),
-    /// The transition does not take an attribute that is given (its `enum ibv_qp_attr_mask` bit).
+    /// An attribute is not allowed in this transition (its `enum ibv_qp_attr_mask` bit).
     NotAllowed(u32),
-    /// An attribute's value is out of its range (its `enum ibv_qp_attr_mask` bit).
+    /// An attribute's value is out of range (its `enum ibv_qp_attr_mask` bit).
     Value(u32),
 }
 
-/// The local ACK timeout of code `t`: 4.096 µs · 2^t, or `None` (for ever) for 0 (IBTA vol 1, 9.7.6.1.3).
+/// Local ACK timeout: 4.096 µs · 2^t, `None` (infinite) for 0 (IBTA vol 1, 9.7.6.1.3).
 pub const fn ack_timeout(t: u8) -> Option<Duration> {
     if t == 0 {
         None

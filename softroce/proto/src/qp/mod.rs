@@ -1,13 +1,13 @@
-//! Queue pairs: the state machine that holds a requester and a responder together (IBTA vol 1, 10.3).
+//! Queue pairs: the state machine around a requester and a responder (IBTA vol 1, 10.3).
 
 mod attributes;
-pub(crate) mod parts;
+mod fast_path;
+pub(crate) mod packet;
 pub(crate) mod receive_queue;
 mod requester;
 mod responder;
 mod send_queue;
 mod sges;
-mod short;
 mod transitions;
 mod unreliable;
 
@@ -17,45 +17,44 @@ pub use attributes::{Attributes, LaneId, Modify, ModifyError, Path, QpInit, Remo
 
 use crate::memory::{Memory, PdId, Via};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Written};
+use crate::qp::packet::{InboundPacket, PacketLens};
 use crate::qp::requester::Requester;
-use crate::qp::responder::{Refused, Responder};
+use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, Transport};
 use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, EndpointConfig, Instant, Mtu, Qpn};
 
-/// What both sides of a queue pair need to know of its connection.
+/// Connection attributes that both requester and responder use.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     pd: PdId,
     qpn: Qpn,
     peer: Qpn,
-    /// The most payload of a packet in bytes: the path MTU, or what a lane takes.
+    /// Maximum payload of a packet in bytes: the path MTU, or that of a shm link.
     mtu: usize,
-    /// Its packets take this lane.
-    lane: Option<LaneId>,
-    /// A longer payload is referred to by a lane's packet.
-    lane_inline: usize,
+    /// The shm link that its packets take, `None` for UDP.
+    shm_link: Option<LaneId>,
+    /// On the shm link, a longer payload is passed by reference.
+    shm_inline_threshold: usize,
 }
 
 impl Connection {
-    /// The queue pair, as memory asks for it.
-    const fn via(&self) -> Via {
+    /// The context of its memory accesses.
+    const fn access_context(&self) -> Via {
         Via {
             pd: self.pd,
             qpn: self.qpn,
         }
     }
 
-    /// The packets of a message: at least one (IBTA vol 1, 9.4.1).
+    /// Number of packets of a message: at least one (IBTA vol 1, 9.4.1).
     const fn packets(&self, len: u32) -> u32 {
         let packets = len.div_ceil(self.mtu as u32);
         if packets == 0 { 1 } else { packets }
     }
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     init: QpInit,
@@ -63,34 +62,36 @@ pub(crate) struct QueuePair {
     /// Every attribute as it was last set.
     set: Modify,
     connection: Connection,
-    /// The most payload of a packet on a lane.
-    lane_mtu: usize,
-    /// PSNs unacknowledged at most, over UDP and by a lane.
+    /// Maximum payload of a packet on a shm link.
+    shm_mtu: usize,
+    /// Send windows in PSNs: over UDP, and over a shm link.
     windows: (u32, u32),
     requester: Requester,
     responder: Responder,
-    /// The first message came (or RTS was entered), so its event is not due any more.
+    /// The first message arrived (or RTS was entered), so IBV_EVENT_COMM_EST is not due any more.
     established: bool,
-    /// In SQD: requests that had begun are still going on.
+    /// In SQD: requests in flight have not all completed.
     draining: bool,
-    turn: Turn,
-    /// UD: where the datagram written last goes.
+    burst: BurstState,
+    /// UD: the destination of the last packet written.
     datagram_path: Option<Path>,
 }
 
-/// Whose packets go first in a burst: answers, unless they have had the whole burst before. But acknowledgements let requests go first, unless they
-/// waited for the whole burst before: whoever answers a message with one of his own has both leave together, the longer one first, as one GSO run.
+/// Order of requests and replies in a burst. Replies go first, unless they had the whole previous
+/// burst. ACKs yield to requests (they piggyback behind), unless they waited for the whole previous
+/// burst: an ACK and the consumer's answer then leave together, the longer one first, as one GSO
+/// run.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct BurstState {
     requests_first: bool,
     requests_sent: bool,
-    acknowledgements_waited: bool,
+    acks_deferred: bool,
 }
 
 impl QueuePair {
-    /// One in RESET, taking receives from `srq` when that is given.
+    /// A queue pair in RESET, using the shared receive queue `srq` if given.
     pub(crate) fn new(qpn: Qpn, init: QpInit, config: &EndpointConfig, srq: Option<&SharedQueue>) -> Self {
-        // UD's is the port's; the others are told theirs.
+        // UD uses the port's MTU; the others are configured by modify.
         let mtu = match init.transport {
             Transport::Ud => config.mtu,
             Transport::Rc | Transport::Uc => Mtu::Mtu256,
@@ -104,16 +105,16 @@ impl QueuePair {
                 qpn,
                 peer: Qpn::new(0),
                 mtu: mtu.bytes(),
-                lane: None,
-                lane_inline: config.lane_inline,
+                shm_link: None,
+                shm_inline_threshold: config.shm_inline_threshold,
             },
-            lane_mtu: config.lane_mtu,
-            windows: (config.window, config.lane_window),
+            shm_mtu: config.shm_mtu,
+            windows: (config.window, config.shm_window),
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
             draining: false,
-            turn: Turn::default(),
+            burst: BurstState::default(),
             datagram_path: None,
         }
     }
@@ -141,12 +142,10 @@ impl QueuePair {
         self.init.transport
     }
 
-    /// The shared receive queue that it takes receives from.
     pub(crate) const fn srq(&self) -> Option<SrqId> {
         self.init.srq
     }
 
-    /// Where the packet written last goes.
     pub(crate) const fn path(&self) -> Option<&Path> {
         match self.init.transport {
             Transport::Ud => self.datagram_path.as_ref(),
@@ -154,13 +153,13 @@ impl QueuePair {
         }
     }
 
-    /// Whether packets for it are looked at: RTR and beyond, short of an error (IBTA vol 1, 10.3.1).
+    /// Whether received packets are processed: from RTR on, except in ERR (IBTA vol 1, 10.3.1).
     pub(crate) const fn receives(&self) -> bool {
         matches!(self.state, State::Rtr | State::Rts | State::Sqd | State::Sqe)
     }
 
-    /// Whether these are the two ends of its path; UD takes packets from anywhere.
-    pub(crate) fn is_between(&self, local: IpAddr, remote: IpAddr) -> bool {
+    /// Whether these are the addresses of its path; UD accepts packets from any address.
+    pub(crate) fn matches_path(&self, local: IpAddr, remote: IpAddr) -> bool {
         if self.init.transport == Transport::Ud {
             return true;
         }
@@ -169,35 +168,35 @@ impl QueuePair {
             .is_some_and(|path| path.lane.is_none() && path.local == local && path.remote == remote)
     }
 
-    /// Whether packets for it come by this lane; UD takes packets from anywhere.
-    pub(crate) fn is_on(&self, lane: LaneId) -> bool {
-        self.init.transport == Transport::Ud || self.connection.lane == Some(lane)
+    /// Whether its packets arrive on this shm link; UD accepts packets from any.
+    pub(crate) fn is_on_shm_link(&self, link: LaneId) -> bool {
+        self.init.transport == Transport::Ud || self.connection.shm_link == Some(link)
     }
 
-    /// The lane that what it has to send next takes, if that is to take one.
-    pub(crate) fn next_lane(&self) -> Option<LaneId> {
+    /// The shm link of the next packet to send, if it takes one.
+    pub(crate) fn next_shm_link(&self) -> Option<LaneId> {
         match self.init.transport {
             Transport::Ud => self.requester.next_destination().and_then(|to| to.path.lane),
-            Transport::Rc | Transport::Uc => self.connection.lane,
+            Transport::Rc | Transport::Uc => self.connection.shm_link,
         }
     }
 
-    /// Whether memory that its packets refer to may change as soon as they are written: its requests complete then.
+    /// Whether memory that its packets reference may change as soon as they are written, because
+    /// its requests complete then (UC, UD).
     pub(crate) fn is_unreliable(&self) -> bool {
         self.init.transport != Transport::Rc
     }
 
-    /// Whether its acknowledgements are in order with the requests behind them.
+    /// Whether its ACKs keep their order with the requests posted after them.
     pub(crate) const fn acknowledges_first(&self) -> bool {
         self.init.acknowledges_first
     }
 
-    /// Whether all it has to send is acknowledgements.
-    pub(crate) fn only_acknowledges(&self) -> bool {
-        self.responder.acknowledges() && !self.requester.has_more()
+    pub(crate) fn has_only_acks(&self) -> bool {
+        self.responder.has_only_ack() && !self.requester.has_more()
     }
 
-    /// Whether there is something to send, now or when what it waits for has come.
+    /// Whether there is something to send, now or after a wait.
     pub(crate) fn has_more(&self) -> bool {
         self.responder.has_replies() || self.requester.has_more()
     }
@@ -215,11 +214,11 @@ impl QueuePair {
                 self.reset(out);
                 return Ok(());
             }
-            // What brought it into the error state by itself may still have to be told to the peer.
+            // A pending fatal NAK that explains the error state must still be sent.
             State::Err if from == State::Err => return Ok(()),
             State::Err => {
                 self.enter_error(out);
-                self.responder.silence();
+                self.responder.clear_replies();
                 return Ok(());
             }
             _ => {}
@@ -228,14 +227,14 @@ impl QueuePair {
         self.requester.configure(now, &self.set);
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
-        self.connection.lane = self.set.path.and_then(|path| path.lane);
-        self.connection.mtu = match (self.connection.lane, self.set.path_mtu) {
-            (Some(_), _) => self.lane_mtu,
+        self.connection.shm_link = self.set.path.and_then(|path| path.lane);
+        self.connection.mtu = match (self.connection.shm_link, self.set.path_mtu) {
+            (Some(_), _) => self.shm_mtu,
             (None, Some(mtu)) => mtu.bytes(),
             (None, None) => self.connection.mtu,
         };
-        let (window, lane_window) = self.windows;
-        let window = self.connection.lane.map_or(window, |_| lane_window);
+        let (window, shm_window) = self.windows;
+        let window = self.connection.shm_link.map_or(window, |_| shm_window);
         self.requester.set_window(window);
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
@@ -245,7 +244,7 @@ impl QueuePair {
             }
             (State::Rts, State::Sqd) => {
                 self.draining = true;
-                self.requester.ask();
+                self.requester.request_ack();
             }
             (State::Sqd, State::Rts) => self.draining = false,
             _ => {}
@@ -256,49 +255,50 @@ impl QueuePair {
     }
 
     fn reset(&mut self, out: &mut Outbox) {
-        self.withdraw(out);
+        self.revoke_refs(out);
         self.state = State::Reset;
         self.set = Modify::default();
-        self.connection.lane = None;
+        self.connection.shm_link = None;
         self.requester.reset();
         self.responder.reset();
         self.established = false;
         self.draining = false;
     }
 
-    /// Nothing that its packets on a lane refer to is to be read any more.
-    pub(crate) fn withdraw(&self, out: &mut Outbox) {
-        if self.connection.lane.is_some() {
-            out.withdrawn.push_back(self.connection.qpn);
+    /// Revokes the memory references of its packets on a shm link.
+    pub(crate) fn revoke_refs(&self, out: &mut Outbox) {
+        if self.connection.shm_link.is_some() {
+            out.revoked.push_back(self.connection.qpn);
         }
     }
 
-    /// Everything is flushed, send queue first. What the responder has yet to say stays: a NAK may be among it that explains this.
+    /// Flushes both queues, send queue first. The responder's replies stay queued: a NAK that
+    /// explains the error may be among them.
     fn enter_error(&mut self, out: &mut Outbox) {
         let fresh = self.state != State::Err;
         self.state = State::Err;
         self.draining = false;
-        self.withdraw(out);
+        self.revoke_refs(out);
         self.requester.flush(&self.connection, out);
         self.responder.flush(&self.connection, out);
-        // What it held is complete now, and it takes nothing more (IBTA vol 1, 11.6.3: last WQE reached).
+        // It holds and consumes no more receives (IBTA vol 1, 11.6.3: last WQE reached).
         if fresh && self.init.srq.is_some() {
             out.event(AsyncEvent::LastWqeReached(self.connection.qpn));
         }
     }
 
-    /// The oldest send request ends with `status`, and everything after it is flushed (IBTA vol 1, 10.7.3.1).
+    /// Completes the oldest send request with `status` and flushes the rest (IBTA vol 1, 10.7.3.1).
     fn fail(&mut self, status: Status, out: &mut Outbox) {
         self.requester.fail(status, &self.connection, out);
         self.enter_error(out);
-        self.responder.silence();
+        self.responder.clear_replies();
     }
 
-    /// A request of the peer's ends the connection (IBTA vol 1, 9.9.3: responder class C errors).
-    fn refuse(&mut self, refused: Refused, out: &mut Outbox) {
-        self.responder.refuse(refused.nak, out);
-        if !refused.reported {
-            out.event(match refused.nak {
+    /// Ends the connection with a NAK (IBTA vol 1, 9.9.3: responder class C errors).
+    fn fail_with_nak(&mut self, fatal: FatalNak, out: &mut Outbox) {
+        self.responder.queue_fatal_nak(fatal.nak, out);
+        if !fatal.reported {
+            out.event(match fatal.nak {
                 Nak::RemoteAccess => AsyncEvent::QpAccessError(self.connection.qpn),
                 _ => AsyncEvent::QpRequestError(self.connection.qpn),
             });
@@ -315,7 +315,7 @@ impl QueuePair {
         }
     }
 
-    // Work
+    // Work requests
 
     pub(crate) fn post_send(&mut self, request: &SendRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
         if self.state < State::Rts {
@@ -331,8 +331,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a `datagram`, would take a request after `ahead` others.
-    pub(crate) fn would_take(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
+    /// `datagram`, would accept a request after `ahead` others.
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
         if self.state < State::Rts {
             return Err(PostError::State);
         }
@@ -344,7 +345,7 @@ impl QueuePair {
         if !offered {
             return Err(PostError::Invalid);
         }
-        self.requester.would_take(request, ahead)
+        self.requester.check_post(request, ahead)
     }
 
     pub(crate) fn post_receive(&mut self, request: &ReceiveRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
@@ -361,13 +362,14 @@ impl QueuePair {
         Ok(())
     }
 
-    // Wire and time
+    // Packets and time
 
-    /// Takes a packet that is whole and for this queue pair, which [`receives`](Self::receives); `ends` are its source and destination.
+    /// Handles a valid packet for this queue pair, which [`receives`](Self::receives); `ends` are
+    /// its source and destination address.
     pub(crate) fn handle<M: Memory>(
         &mut self,
         now: Instant,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         ends: (IpAddr, IpAddr),
         memory: &mut M,
         out: &mut Outbox,
@@ -379,14 +381,14 @@ impl QueuePair {
         }
     }
 
-    /// Whether it makes a difference to [`handle`](Self::handle) what the time is.
-    pub(crate) fn asks_for_time(&self, packet: &Arrival<'_>) -> bool {
-        packet.bth.opcode.is_response() && !self.requester.is_last_answer(packet)
+    /// Whether [`handle`](Self::handle) needs the time for this packet.
+    pub(crate) fn needs_time(&self, packet: &InboundPacket<'_>) -> bool {
+        packet.bth.opcode.is_response() && !self.requester.is_final_ack(packet)
     }
 
-    fn handle_packet<M: Memory>(&mut self, now: Instant, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {
+    fn handle_packet<M: Memory>(&mut self, now: Instant, packet: &InboundPacket<'_>, memory: &mut M, out: &mut Outbox) {
         if packet.bth.opcode.is_response() {
-            // In RTR nothing was asked yet.
+            // In RTR no request was sent yet.
             if self.state != State::Rtr
                 && let Err(status) = self
                     .requester
@@ -403,7 +405,7 @@ impl QueuePair {
                 out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
             }
             Ok(_) => {}
-            Err(refused) => self.refuse(refused, out),
+            Err(fatal) => self.fail_with_nak(fatal, out),
         }
     }
 
@@ -413,28 +415,27 @@ impl QueuePair {
         }
     }
 
-    /// A burst of this queue pair's packets ends; `cut` short by its length, or because there was nothing more.
-    pub(crate) fn end_turn(&mut self, cut: bool) {
-        self.turn = Turn {
-            requests_first: cut && !self.turn.requests_sent,
+    /// Ends a burst; `cut` when its limit was reached, as opposed to nothing left to send.
+    pub(crate) fn end_burst(&mut self, cut: bool) {
+        self.burst = BurstState {
+            requests_first: cut && !self.burst.requests_sent,
             requests_sent: false,
-            acknowledgements_waited: cut && self.responder.acknowledges(),
+            acks_deferred: cut && self.responder.has_only_ack(),
         };
     }
 
-    /// Writes the next packet and gives its lengths.
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         now: Instant,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<Written> {
-        // After a request an acknowledgement may be the last segment of its GSO run. A lane has no runs, and there the peer hears first that its message came and
-        // then the answer, as from an adapter.
-        let in_order = self.connection.lane.is_some() || self.init.acknowledges_first;
-        let yields = !in_order && self.responder.acknowledges() && !self.turn.acknowledgements_waited;
-        if self.turn.requests_first || yields {
+    ) -> Option<PacketLens> {
+        // Over UDP an ACK behind a request can be the last segment of the same GSO run. A shm link
+        // has no runs: there the ACK goes before the request, as from an adapter.
+        let in_order = self.connection.shm_link.is_some() || self.init.acknowledges_first;
+        let defer_acks = !in_order && self.responder.has_only_ack() && !self.burst.acks_deferred;
+        if self.burst.requests_first || defer_acks {
             self.transmit_request(now, memory, buf, out)
                 .or_else(|| self.transmit_reply(memory, buf, out))
         } else {
@@ -443,21 +444,21 @@ impl QueuePair {
         }
     }
 
-    /// Writes the next packet on the wire, when that is one from the middle of a request whose beginning was written and nothing else is to be said; gives its
-    /// length. Otherwise `None`, and [`transmit`](Self::transmit) knows what is next.
+    /// Fast path of [`transmit`](Self::transmit): writes the next packet if it is a MIDDLE packet
+    /// over UDP and no reply is pending, and returns its length. `None` otherwise.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        let ordinary =
-            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.lane.is_none();
-        if !ordinary || self.responder.has_replies() {
+        let eligible =
+            self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.shm_link.is_none();
+        if !eligible || self.responder.has_replies() {
             return None;
         }
         let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;
-        self.turn.requests_sent = true;
+        self.burst.requests_sent = true;
         Some(len)
     }
 
@@ -467,7 +468,7 @@ impl QueuePair {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<Written> {
+    ) -> Option<PacketLens> {
         if self.init.transport != Transport::Rc {
             return self.transmit_unreliable(memory, buf, out);
         }
@@ -481,7 +482,7 @@ impl QueuePair {
             .transmit(now, &self.connection, draining, memory, buf, out)
         {
             Ok(written) => {
-                self.turn.requests_sent |= written.is_some();
+                self.burst.requests_sent |= written.is_some();
                 written
             }
             Err(status) => {
@@ -491,11 +492,11 @@ impl QueuePair {
         }
     }
 
-    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<Written> {
+    fn transmit_reply<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8], out: &mut Outbox) -> Option<PacketLens> {
         match self.responder.transmit(&self.connection, memory, buf) {
             Ok(written) => written,
-            Err(refused) => {
-                self.refuse(refused, out);
+            Err(fatal) => {
+                self.fail_with_nak(fatal, out);
                 self.responder.transmit(&self.connection, memory, buf).ok().flatten()
             }
         }
@@ -503,7 +504,7 @@ impl QueuePair {
 }
 
 impl Modify {
-    /// Takes over what `newer` sets.
+    /// Overwrites the attributes that `newer` sets.
     fn overlay(&mut self, newer: &Self) {
         *self = Self {
             state: newer.state.or(self.state),
@@ -529,7 +530,6 @@ impl Modify {
 }
 
 impl Path {
-    /// With IPv4 addresses as such, also where they were given mapped into IPv6.
     fn canonical(self) -> Self {
         Self {
             local: self.local.to_canonical(),

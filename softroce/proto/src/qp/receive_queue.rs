@@ -1,16 +1,15 @@
-//! The receive queue: a ring of requests with their elements, allocated when the queue pair or the shared receive queue is created.
+//! The receive queue: a ring of requests with their SGEs, allocated at creation.
 
 use crate::LKey;
 use crate::memory::Sge;
 use crate::qp::sges;
 use crate::work::{PostError, ReceiveRequest};
 
-/// A queued receive request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// The room in bytes.
-    pub(crate) room: u64,
+    /// Total bytes of its SGEs.
+    pub(crate) capacity: u64,
     elements: u32,
 }
 
@@ -26,23 +25,23 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// Room for `max_wr` requests of `max_sge` elements.
+    /// A ring for `max_wr` requests of `max_sge` SGEs.
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         let slots = (max_wr.max(1) as usize).next_power_of_two();
         let max_sge = max_sge as usize;
         let empty = Receive {
             wr_id: 0,
-            room: 0,
+            capacity: 0,
             elements: 0,
         };
-        let nowhere = Sge {
+        let empty_sge = Sge {
             addr: 0,
             len: 0,
             lkey: LKey(0),
         };
         Self {
             receives: vec![empty; slots].into_boxed_slice(),
-            sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            sges: vec![empty_sge; slots * max_sge].into_boxed_slice(),
             limit: u64::from(max_wr),
             max_sge,
             head: 0,
@@ -54,18 +53,15 @@ impl ReceiveQueue {
         number as usize & (self.receives.len() - 1)
     }
 
-    /// Requests queued.
     pub(crate) const fn len(&self) -> u64 {
         self.tail - self.head
     }
 
-    /// Forgets every request.
     pub(crate) fn clear(&mut self) {
         self.head = 0;
         self.tail = 0;
     }
 
-    /// Appends a request.
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         if request.sges.len() > self.max_sge {
             return Err(PostError::Invalid);
@@ -78,14 +74,13 @@ impl ReceiveQueue {
         self.sges[start..start + request.sges.len()].copy_from_slice(request.sges);
         self.receives[slot] = Receive {
             wr_id: request.wr_id,
-            room: sges::total(request.sges),
+            capacity: sges::total(request.sges),
             elements: request.sges.len() as u32,
         };
         self.tail += 1;
         Ok(())
     }
 
-    /// The oldest request and its elements.
     pub(crate) fn front(&self) -> Option<(Receive, &[Sge])> {
         if self.head == self.tail {
             return None;
@@ -96,14 +91,13 @@ impl ReceiveQueue {
         Some((receive, &self.sges[start..start + receive.elements as usize]))
     }
 
-    /// Takes the oldest request off.
     pub(crate) fn pop(&mut self) -> Option<Receive> {
         let (receive, _) = self.front()?;
         self.head += 1;
         Some(receive)
     }
 
-    /// Moves the oldest request to `other`, which takes as many elements and has room; false when there is none.
+    /// Moves the oldest request to `other`, which has space for it; false when there is none.
     pub(crate) fn move_to(&mut self, other: &mut Self) -> bool {
         let moved = self.front().is_some_and(|(receive, sges)| {
             let wr_id = receive.wr_id;

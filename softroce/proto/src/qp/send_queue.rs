@@ -1,4 +1,4 @@
-//! The send queue: a ring of requests with their elements and inline bytes, all of it allocated when the queue pair is created.
+//! The send queue: a ring of WQEs with their SGEs and inline data, allocated at creation.
 //!
 //! Requests are numbered from 0 without wrapping; those from `head` to `tail` are in the ring.
 
@@ -8,25 +8,23 @@ use crate::wire::Transport;
 use crate::work::{CompletionOpcode, Destination, Operation, Payload, PostError, SendRequest};
 use crate::{LKey, RKey};
 
-/// The longest message: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
+/// Maximum message length: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// A queued send request.
+/// A work queue element: a queued send request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) operation: Operation,
-    /// Bytes of the message.
     pub(crate) len: u32,
-    /// Elements used, 0 where it is inline.
     elements: u32,
     pub(crate) inline: bool,
     pub(crate) signalled: bool,
     pub(crate) fence: bool,
     pub(crate) solicited: bool,
-    /// The sequence number of its first packet; set when it begins.
+    /// The number of its first packet; set when it begins.
     pub(crate) first: u64,
-    /// How many sequence numbers it takes, none when it is local; set when it begins.
+    /// The number of PSNs it takes, 0 if local; set when it begins.
     pub(crate) packets: u32,
 }
 
@@ -44,12 +42,12 @@ impl Wqe {
         packets: 0,
     };
 
-    /// The sequence number after its last one.
+    /// The packet number after its last one.
     pub(crate) const fn end(&self) -> u64 {
         self.first + self.packets as u64
     }
 
-    /// Whether it completes by data of its own: READs and atomics.
+    /// Whether a response with data completes it: READs and atomics.
     pub(crate) const fn awaits_data(&self) -> bool {
         matches!(self.operation, Operation::Read { .. } | Operation::Atomic { .. })
     }
@@ -74,14 +72,13 @@ impl Wqe {
     }
 }
 
-/// The ring.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// A power of two of slots, at least `limit`.
+    /// Slots: a power of two, at least `limit`.
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
-    /// UD: where each goes; empty for the others.
+    /// UD: the destination of each request; empty for RC and UC.
     destinations: Box<[Option<Destination>]>,
     limit: u64,
     max_sge: usize,
@@ -96,14 +93,14 @@ impl SendQueue {
     pub(crate) fn new(init: &QpInit) -> Self {
         let slots = (init.max_send_wr.max(1) as usize).next_power_of_two();
         let (max_sge, max_inline) = (init.max_send_sge as usize, init.max_inline as usize);
-        let nowhere = Sge {
+        let empty_sge = Sge {
             addr: 0,
             len: 0,
             lkey: LKey(0),
         };
         Self {
             wqes: vec![Wqe::EMPTY; slots].into_boxed_slice(),
-            sges: vec![nowhere; slots * max_sge].into_boxed_slice(),
+            sges: vec![empty_sge; slots * max_sge].into_boxed_slice(),
             destinations: vec![None; if init.transport == Transport::Ud { slots } else { 0 }].into_boxed_slice(),
             inline: vec![0; slots * max_inline].into_boxed_slice(),
             limit: u64::from(init.max_send_wr),
@@ -127,18 +124,16 @@ impl SendQueue {
         &mut self.wqes[slot]
     }
 
-    /// Whether half of it is in use, or more.
+    /// Whether at least half of the slots are in use.
     pub(crate) const fn is_half_full(&self) -> bool {
         (self.tail - self.head) * 2 >= self.limit
     }
 
-    /// Forgets every request.
     pub(crate) fn clear(&mut self) {
         self.head = 0;
         self.tail = 0;
     }
 
-    /// Appends a request.
     pub(crate) fn post(&mut self, request: &SendRequest<'_>, signal_all: bool) -> Result<(), PostError> {
         let len = self.check(request)?;
         if self.tail - self.head >= self.limit {
@@ -173,8 +168,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Whether [`post`](Self::post) would take a request after `ahead` others.
-    pub(crate) fn would_take(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
+    /// Whether [`post`](Self::post) would accept a request after `ahead` others.
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, ahead: u32) -> Result<(), PostError> {
         self.check(request)?;
         if self.tail - self.head + u64::from(ahead) >= self.limit {
             return Err(PostError::Full);
@@ -182,7 +177,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Appends a datagram.
     pub(crate) fn post_datagram(
         &mut self,
         request: &SendRequest<'_>,
@@ -197,12 +191,11 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Where a datagram goes.
     pub(crate) fn destination(&self, number: u64) -> Option<Destination> {
         self.destinations.get(self.slot(number)).copied().flatten()
     }
 
-    /// The request's length, when it may be posted at all.
+    /// The message length, if the request is valid.
     fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
         let awaits_data = matches!(request.operation, Operation::Read { .. } | Operation::Atomic { .. });
         let len = match request.payload {
@@ -221,7 +214,6 @@ impl SendQueue {
         Ok(len as u32)
     }
 
-    /// The elements of a request.
     pub(crate) fn sges(&self, number: u64) -> &[Sge] {
         let slot = self.slot(number);
         let start = slot * self.max_sge;

@@ -1,21 +1,21 @@
-//! Scatter/gather lists as one range of bytes: which pieces of which regions a part of a message is.
+//! Scatter/gather lists as one range of bytes: maps a part of a message to pieces of regions.
 
 use core::ops::Range;
 
 use crate::LKey;
 use crate::memory::{AccessError, CopyError, Memory, PdId, Sge};
-use crate::qp::parts::Source;
+use crate::qp::packet::PayloadSource;
 
-/// A piece of a message: where it is in memory, and which bytes of the part asked for it holds.
+/// A piece of a message: its memory, and its byte range in the requested part.
 struct Piece {
     lkey: LKey,
     addr: u64,
     range: Range<usize>,
-    /// Bytes of the element behind it.
+    /// Bytes of the SGE behind it.
     behind: usize,
 }
 
-/// The pieces of the `len` bytes at `offset` of the message that `sges` make up; fewer bytes where the list ends.
+/// The pieces of up to `len` bytes at `offset` of the message in `sges`.
 fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> {
     let mut skip = offset;
     let mut done = 0;
@@ -29,7 +29,7 @@ fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> 
         }
         let range = done..done + take;
         done += take;
-        // An element past the end of the address space must not come round to its start: the memory refuses the saturated address.
+        // Past the end of the address space: the memory refuses the saturated address.
         let addr = sge.addr.saturating_add(start);
         Some(Piece {
             lkey: sge.lkey,
@@ -40,12 +40,11 @@ fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = Piece> 
     })
 }
 
-/// The bytes that `sges` hold together.
 pub(crate) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.len)).sum()
 }
 
-/// Copies `dst.len()` bytes from `offset` of the message; the list holds them.
+/// Copies `dst.len()` bytes at `offset` of the message; the list is long enough.
 pub(crate) fn gather<M: Memory>(
     memory: &mut M,
     pd: PdId,
@@ -59,8 +58,8 @@ pub(crate) fn gather<M: Memory>(
     Ok(())
 }
 
-/// Has the packet being written refer to the `len` bytes at `offset` of the message; the list holds them.
-pub(crate) fn refer<M: Memory>(
+/// Adds the `len` bytes at `offset` of the message to the packet, by reference.
+pub(crate) fn add_refs<M: Memory>(
     memory: &mut M,
     pd: PdId,
     sges: &[Sge],
@@ -70,7 +69,7 @@ pub(crate) fn refer<M: Memory>(
     for piece in pieces(sges, offset, len) {
         let sge = Sge {
             addr: piece.addr,
-            // Not more than its element's.
+            // At most the length of its SGE.
             len: piece.range.len() as u32,
             lkey: piece.lkey,
         };
@@ -79,18 +78,18 @@ pub(crate) fn refer<M: Memory>(
     Ok(())
 }
 
-/// Copies `src` to `offset` of the message; the list has room for it.
+/// Copies `src` to `offset` of the message; the list is long enough.
 pub(crate) fn scatter<M: Memory>(
     memory: &mut M,
     pd: PdId,
     sges: &[Sge],
     offset: u64,
-    src: Source<'_>,
+    src: PayloadSource<'_>,
 ) -> Result<(), CopyError> {
     for piece in pieces(sges, offset, src.len()) {
-        match src.part(piece.range) {
-            Source::Bytes(bytes) => memory.scatter(pd, piece.lkey, piece.addr, bytes)?,
-            Source::Referred { offset, len } => {
+        match src.slice(piece.range) {
+            PayloadSource::Bytes(bytes) => memory.scatter(pd, piece.lkey, piece.addr, bytes)?,
+            PayloadSource::ByRef { offset, len } => {
                 memory.scatter_referred(pd, piece.lkey, piece.addr, offset..offset + len)?;
             }
         }
@@ -98,7 +97,6 @@ pub(crate) fn scatter<M: Memory>(
     Ok(())
 }
 
-/// Checks every element.
 pub(crate) fn check<M: Memory>(memory: &mut M, pd: PdId, sges: &[Sge], write: bool) -> Result<(), AccessError> {
     sges.iter().try_for_each(|sge| memory.check_local(pd, sge, write))
 }
@@ -134,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_way_round_the_address_space() {
+    fn addresses_saturate_at_the_end_of_the_address_space() {
         assert_eq!(list(&[sge(u64::MAX - 3, 100)], 50, 8), [(u64::MAX, 0..8)]);
     }
 }

@@ -1,9 +1,10 @@
-//! Which attributes each transition of a queue pair needs and takes, as rows for each transport (IBTA vol 1, table 91; ibv_modify_qp(3)).
+//! State transitions of a queue pair with their required and optional attributes, as rows per
+//! transport (IBTA vol 1, table 91; ibv_modify_qp(3)).
 
 use crate::qp::{Modify, ModifyError, State};
 use crate::wire::Transport;
 
-/// The bits of `enum ibv_qp_attr_mask` that a queue pair knows here.
+/// The supported bits of `enum ibv_qp_attr_mask`.
 pub(crate) mod mask {
     pub(crate) const STATE: u32 = 1 << 0;
     pub(crate) const CUR_STATE: u32 = 1 << 1;
@@ -30,7 +31,6 @@ use mask::{
     PATH_MTU, PKEY_INDEX, PORT, QKEY, RETRY_CNT, RNR_RETRY, RQ_PSN, SQ_PSN, STATE, TIMEOUT,
 };
 
-/// A transition that exists.
 struct Row {
     from: State,
     to: State,
@@ -47,7 +47,7 @@ const fn row(from: State, to: State, required: u32, optional: u32) -> Row {
     }
 }
 
-/// Every transition of an RC queue pair. [`STATE`] itself is always taken.
+/// Transitions of an RC queue pair. [`STATE`] itself is always allowed.
 const RC: &[Row] = &[
     row(State::Reset, State::Reset, 0, 0),
     row(State::Reset, State::Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
@@ -93,7 +93,7 @@ const RC: &[Row] = &[
     row(State::Err, State::Err, 0, 0),
 ];
 
-/// Every transition of a UC queue pair: nothing that concerns acknowledgements, READs or atomics; and SQE.
+/// Transitions of a UC queue pair: no attributes of ACKs, READs and atomics; and SQE.
 const UC: &[Row] = &[
     row(State::Reset, State::Reset, 0, 0),
     row(State::Reset, State::Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
@@ -124,7 +124,7 @@ const UC: &[Row] = &[
     row(State::Err, State::Err, 0, 0),
 ];
 
-/// Every transition of a UD queue pair: it has no peer, but a Q_Key.
+/// Transitions of a UD queue pair: no peer, but a Q_Key.
 const UD: &[Row] = &[
     row(State::Reset, State::Reset, 0, 0),
     row(State::Reset, State::Init, PKEY_INDEX | PORT | QKEY, 0),
@@ -182,7 +182,7 @@ impl Modify {
             | bit(self.dest_qpn.is_some(), DEST_QPN)
     }
 
-    /// The bit of the first attribute whose value is out of its range.
+    /// The bit of the first attribute whose value is out of range.
     fn bad_value(&self) -> Option<u32> {
         let over = |value: Option<u8>, most: u8| value.is_some_and(|value| value > most);
         let bad = [
@@ -201,7 +201,7 @@ impl Modify {
         bad.iter().find(|(bad, _)| *bad).map(|(_, bit)| *bit)
     }
 
-    /// The state a queue pair of `transport` in `from` gets into by this, when the table allows it.
+    /// The resulting state for a queue pair of `transport` in `from`, if the table allows it.
     pub(crate) fn target(&self, transport: Transport, from: State) -> Result<State, ModifyError> {
         let to = self.state.unwrap_or(from);
         let no_such = ModifyError::Transition { from, to };
@@ -223,7 +223,6 @@ impl Modify {
     }
 }
 
-/// The lowest bit set.
 const fn lowest(bits: u32) -> Option<u32> {
     if bits == 0 {
         None

@@ -1,5 +1,5 @@
-//! What UC and UD queue pairs do otherwise: nothing comes back, so that a request is done when its last packet is handed to the link, and what cannot be
-//! received is dropped without a word (IBTA vol 1, 9.8).
+//! Queue pairs of UC and UD: without responses, a request completes when its last packet is given
+//! to the link, and packets that cannot be received are dropped silently (IBTA vol 1, 9.8).
 
 use core::net::IpAddr;
 
@@ -8,13 +8,13 @@ use crate::AsyncEvent;
 use crate::memory::Memory;
 use crate::outbox::Outbox;
 use crate::qp::State;
-use crate::qp::parts::{Arrival, Written};
-use crate::qp::responder::Broken;
+use crate::qp::packet::{InboundPacket, PacketLens};
+use crate::qp::responder::LocalFault;
 use crate::wire::Transport;
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
 impl QueuePair {
-    /// Whether a request without a destination may be posted (IBTA vol 1, table 36: operations of each transport).
+    /// Whether the transport offers the operation (IBTA vol 1, table 36), without a destination.
     pub(super) const fn offers(&self, operation: &Operation) -> bool {
         match self.init.transport {
             Transport::Rc => true,
@@ -45,22 +45,28 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes a packet that is whole, from the peer and for this UC queue pair, which [`receives`](Self::receives).
-    pub(super) fn handle_unreliable<M: Memory>(&mut self, packet: &Arrival<'_>, memory: &mut M, out: &mut Outbox) {
+    /// Handles a valid packet from the peer of this UC queue pair.
+    pub(super) fn handle_unreliable<M: Memory>(
+        &mut self,
+        packet: &InboundPacket<'_>,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
         match self.responder.handle_unreliable(packet, &self.connection, memory, out) {
             Ok(true) if !self.established => {
                 self.established = true;
                 out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
             }
             Ok(_) => {}
-            Err(Broken) => self.enter_error(out),
+            Err(LocalFault) => self.enter_error(out),
         }
     }
 
-    /// Takes a packet that is whole, from anybody (`ends` are its source and destination) and for this UD queue pair, which [`receives`](Self::receives).
+    /// Handles a valid packet from any sender (`ends`: source and destination address) for this UD
+    /// queue pair, which [`receives`](Self::receives).
     pub(super) fn handle_datagram<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         ends: (IpAddr, IpAddr),
         memory: &mut M,
         out: &mut Outbox,
@@ -69,18 +75,18 @@ impl QueuePair {
         let handled = self
             .responder
             .handle_datagram(packet, ends, qkey, &self.connection, memory, out);
-        if handled == Err(Broken) {
+        if handled == Err(LocalFault) {
             self.enter_error(out);
         }
     }
 
-    /// Writes the next packet of a UC or UD queue pair and gives its lengths.
+    /// Writes the next packet of a UC or UD queue pair and returns its lengths.
     pub(super) fn transmit_unreliable<M: Memory>(
         &mut self,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Option<Written> {
+    ) -> Option<PacketLens> {
         let draining = match self.state {
             State::Rts => false,
             State::Sqd => true,
@@ -103,7 +109,7 @@ impl QueuePair {
         };
         match written {
             Ok(written) => {
-                self.turn.requests_sent |= written.is_some();
+                self.burst.requests_sent |= written.is_some();
                 self.check_drained(out);
                 written
             }
@@ -114,7 +120,7 @@ impl QueuePair {
         }
     }
 
-    /// The oldest send request ends with `status` and those after it are flushed; receiving goes on (IBTA vol 1, 10.3.1.6: SQE).
+    /// Completes the oldest request with `status`, flushes later ones (IBTA vol 1, 10.3.1.6: SQE).
     fn fail_sending(&mut self, status: Status, out: &mut Outbox) {
         self.requester.fail(status, &self.connection, out);
         self.requester.flush(&self.connection, out);

@@ -1,4 +1,5 @@
-//! The ACK extended transport header, 4 bytes: what the responder says of a request (IBTA vol 1, 9.5.2 and table 44 on).
+//! The ACK extended transport header (AETH), 4 bytes: ACK with credits, RNR NAK or NAK, and MSN
+//! (IBTA vol 1, 9.5.2 and table 44 on).
 //!
 //! ```text
 //! 0     syndrome: reserved:1 kind:2 value:5
@@ -9,15 +10,15 @@ use core::time::Duration;
 
 use super::ParseError;
 
-/// The end-to-end credits an acknowledgement grants, as their 5-bit code (IBTA vol 1, 9.7.7.2, table 47).
+/// End-to-end credits granted by an ACK, as their 5-bit code (IBTA vol 1, 9.7.7.2, table 47).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Credits(u8);
 
 impl Credits {
-    /// No flow control by credits.
+    /// No end-to-end flow control by credits.
     pub const UNLIMITED: Self = Self(31);
 
-    /// The credits with that code (its low five bits count).
+    /// From the low five bits of a code.
     pub const fn from_code(code: u8) -> Self {
         Self(code & 31)
     }
@@ -27,9 +28,9 @@ impl Credits {
         self.0
     }
 
-    /// How many messages they allow, `None` where there is no limit.
+    /// The number of messages granted, `None` if unlimited.
     ///
-    /// The steps go 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, … 32768.
+    /// The steps are 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, … 32768.
     pub const fn count(self) -> Option<u32> {
         match self.0 {
             31 => None,
@@ -41,7 +42,8 @@ impl Credits {
     }
 }
 
-/// How long a requester waits after an RNR NAK, as its 5-bit code (IBTA vol 1, 9.7.5.2.8, table 46). Code 0 is the longest time, not the shortest.
+/// RNR timer: the wait after an RNR NAK, as its 5-bit code (IBTA vol 1, 9.7.5.2.8, table 46). Code
+/// 0 is the longest time, not the shortest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RnrTimer(u8);
 
@@ -52,12 +54,12 @@ impl RnrTimer {
         4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
 
-    /// The timer with that code (its low five bits count).
+    /// From the low five bits of a code.
     pub const fn from_code(code: u8) -> Self {
         Self(code & 31)
     }
 
-    /// The shortest timer that waits at least `time`; the longest there is, 655.36 ms, where none does.
+    /// The shortest timer of at least `time`; the longest, 655.36 ms, if there is none.
     pub fn at_least(time: Duration) -> Self {
         (1..32)
             .map(Self::from_code)
@@ -76,34 +78,34 @@ impl RnrTimer {
     }
 }
 
-/// Why a responder refuses (IBTA vol 1, 9.7.5.2, table 45).
+/// NAK codes (IBTA vol 1, 9.7.5.2, table 45).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Nak {
-    /// A gap: the PSN of the packet is the one expected.
+    /// PSN sequence error: a gap. The NAK carries the expected PSN.
     PsnSequence,
-    /// The request is malformed, out of order, or not supported.
+    /// Invalid request: malformed, out of order, or not supported.
     InvalidRequest,
-    /// The key, range or right is wrong.
+    /// Remote access error: wrong key, range or right.
     RemoteAccess,
-    /// The responder could not do it.
+    /// Remote operational error: the responder could not execute it.
     RemoteOperational,
-    /// The RD request names an unknown RD domain (of no use to RC).
+    /// Invalid RD request (not used by RC).
     InvalidRd,
 }
 
-/// What an acknowledgement says (IBTA vol 1, table 44).
+/// The syndrome of an acknowledgement (IBTA vol 1, table 44).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Syndrome {
-    /// Everything up to the PSN is done.
+    /// ACK: everything up to the PSN is done.
     Ack(Credits),
-    /// The receiver had no receive posted: try again after the time given.
+    /// RNR NAK: no receive was posted, retry after the timer.
     RnrNak(RnrTimer),
-    /// Refused.
+    /// NAK.
     Nak(Nak),
 }
 
 impl Syndrome {
-    /// Reads the byte.
+    /// Parses the syndrome byte.
     ///
     /// # Errors
     /// A reserved code.
@@ -120,7 +122,7 @@ impl Syndrome {
         })
     }
 
-    /// The byte.
+    /// The syndrome byte.
     pub const fn code(self) -> u8 {
         match self {
             Self::Ack(credits) => credits.code(),
@@ -137,9 +139,9 @@ impl Syndrome {
 /// An ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aeth {
-    /// What the responder says.
+    /// The syndrome.
     pub syndrome: Syndrome,
-    /// The message sequence number, modulo 2^24: how many messages the responder has completed. The top byte is not sent.
+    /// The message sequence number: messages completed by the responder, modulo 2^24.
     pub msn: u32,
 }
 

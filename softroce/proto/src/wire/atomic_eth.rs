@@ -1,4 +1,5 @@
-//! The atomic extended transport header, 28 bytes: operands of compare-and-swap and fetch-and-add (IBTA vol 1, 9.3.4).
+//! The atomic extended transport header (AtomicETH), 28 bytes: operands of compare-and-swap and
+//! fetch-and-add (IBTA vol 1, 9.3.4).
 //!
 //! ```text
 //! 0..8    virtual address
@@ -13,13 +14,13 @@ use crate::RKey;
 /// An atomic extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicEth {
-    /// The remote virtual address, a multiple of 8 where the request is valid.
+    /// The remote virtual address, a multiple of 8 in a valid request.
     pub va: u64,
     /// The key of the remote region.
     pub rkey: RKey,
-    /// What to store (compare-and-swap) or to add (fetch-and-add).
+    /// The swap (compare-and-swap) or add (fetch-and-add) operand.
     pub swap_add: u64,
-    /// What to compare with; unused by fetch-and-add.
+    /// The compare operand; unused by fetch-and-add.
     pub compare: u64,
 }
 
@@ -27,7 +28,7 @@ impl AtomicEth {
     /// Its length in bytes.
     pub const LEN: usize = 28;
 
-    /// Reads it; every value is a header.
+    /// Parses it; every value is valid.
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         Self {
             va: be64::<0>(bytes),
@@ -37,7 +38,7 @@ impl AtomicEth {
         }
     }
 
-    /// As it goes on the wire.
+    /// In wire format.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         join(&mut bytes, 0, self.va.to_be_bytes());

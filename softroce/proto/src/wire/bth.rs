@@ -13,19 +13,19 @@
 use super::{Opcode, ParseError};
 use crate::{Psn, Qpn};
 
-/// The partition key of the default partition with full membership, the one RoCEv2 uses (IBTA vol 1, 10.9.1.2).
+/// The P_Key of the default partition with full membership (IBTA vol 1, 10.9.1.2).
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
 const MEMBERSHIP: u16 = 0x8000;
 
-/// A base transport header. The pad count is no field of it: it follows from the payload's length.
+/// A base transport header. The pad count is not a field: it follows from the payload length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
-    /// What the packet is.
+    /// The opcode.
     pub opcode: Opcode,
-    /// Solicited event: the receiver's completion wakes whoever waits for solicited ones.
+    /// Solicited event: the completion notifies receivers armed for solicited events.
     pub solicited: bool,
-    /// Path migration state: true says "migrated", the state in which queue pairs start.
+    /// Path migration state: true is "migrated", the initial state of queue pairs.
     pub migrated: bool,
     /// Partition key.
     pub pkey: u16,
@@ -33,11 +33,11 @@ pub struct Bth {
     pub fecn: bool,
     /// Backward explicit congestion notification.
     pub becn: bool,
-    /// The queue pair it is for.
+    /// Destination queue pair.
     pub dest_qp: Qpn,
-    /// The requester asks for an acknowledgement of this packet.
+    /// AckReq: the requester requests an acknowledgement of this packet.
     pub ack_req: bool,
-    /// Its sequence number.
+    /// Packet sequence number.
     pub psn: Psn,
 }
 
@@ -60,24 +60,24 @@ impl Bth {
         }
     }
 
-    /// The queue pair that a packet is for, without a look at the rest of it; `None` for what is shorter than a header.
+    /// The destination QPN of a packet, without parsing the rest; `None` if too short.
     pub fn dest_qp_of(packet: &[u8]) -> Option<Qpn> {
         let header = packet.first_chunk::<{ Self::LEN }>()?;
         Some(Qpn::new(u32::from_be_bytes([0, header[5], header[6], header[7]])))
     }
 
-    /// Has a packet that was written ask for an acknowledgement.
-    pub(crate) fn ask(packet: &mut [u8]) {
+    /// Sets AckReq in a written packet.
+    pub(crate) fn set_ack_req(packet: &mut [u8]) {
         if let Some(header) = packet.first_chunk_mut::<{ Self::LEN }>() {
             header[8] |= 0x80;
         }
     }
 
-    /// Reads a header and the pad count it carries (0 … 3 bytes). Reserved bits are ignored, as receivers must.
+    /// Parses a header and its pad count (0 … 3 bytes). Reserved bits are ignored.
     ///
     /// # Errors
-    /// An opcode this crate does not know, a transport version other than 0, or a partition key of another partition (limited members of the default
-    /// partition are let in: IBTA vol 1, 10.9.3).
+    /// An unknown opcode, a transport version other than 0, or another partition's P_Key (limited
+    /// members of the default partition are accepted: IBTA vol 1, 10.9.3).
     #[inline]
     pub const fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<(Self, usize), ParseError> {
         let [code, flags, p0, p1, ecn, q0, q1, q2, ack, s0, s1, s2] = *bytes;
@@ -106,7 +106,7 @@ impl Bth {
         Ok((header, (flags >> 4 & 3) as usize))
     }
 
-    /// The header with a pad count (its low two bits count) as it goes on the wire.
+    /// The header with a pad count (its low two bits) in wire format.
     pub const fn to_bytes(&self, pad: usize) -> [u8; Self::LEN] {
         let [p0, p1] = self.pkey.to_be_bytes();
         let [_, q0, q1, q2] = self.dest_qp.get().to_be_bytes();

@@ -1,16 +1,18 @@
-//! The 40 bytes in front of a received datagram: the place of InfiniBand's global route header, where RoCEv2 has the IP header (IBTA annex A17.4.5.2).
+//! The 40 bytes in front of a received datagram: in place of InfiniBand's global route header
+//! (GRH), the IP header under RoCEv2 (IBTA annex A17.4.5.2).
 //!
 //! ```text
 //! IPv6:  0..40 the header
 //! IPv4:  0..20 zero, 20..40 the header
 //! ```
 //!
-//! A UDP socket hands over the datagram without its IP header, so it is made anew. What the socket does not tell has a fixed value: no traffic class, flow
-//! label or Identification, and a TTL of 64. The IPv4 checksum is right for what is there: that is how readers tell IPv4 from IPv6.
+//! A UDP socket strips the IP header, so it is rebuilt. Fields that the socket does not report are
+//! fixed: traffic class, flow label and Identification 0, TTL 64. The IPv4 checksum is correct, as
+//! readers distinguish IPv4 from IPv6 by it.
 
 use core::net::IpAddr;
 
-/// The bytes in front of every datagram received.
+/// Length of the GRH in front of every received datagram.
 pub const GRH_LEN: usize = 40;
 
 const UDP: u8 = 17;
@@ -18,7 +20,7 @@ const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
 const HOP_LIMIT: u8 = 64;
 
-/// The header of a datagram with `payload_len` bytes of UDP payload; IPv4-mapped addresses count as IPv4.
+/// The IP header of a datagram with `payload_len` bytes of UDP payload.
 pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
     // A datagram is shorter than 2^16 bytes, headers included.
@@ -49,8 +51,9 @@ pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] 
     grh
 }
 
-/// Source and destination of such a header: IPv4 where there is one with a right checksum behind 20 bytes, IPv6 else; `None` when it is neither.
-pub fn ip_header_ends(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
+/// Source and destination address of such a header: IPv4 if there is one with a correct checksum
+/// after 20 bytes, otherwise IPv6; `None` if neither.
+pub fn ip_header_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let ip = &grh[GRH_LEN - IPV4_HEADER..];
     if ip[0] == 0x45 && checksum(ip) == 0 {
         let address = |at: usize| IpAddr::from([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]);
@@ -82,14 +85,14 @@ mod tests {
         assert_eq!(grh[..20], [0; 20]);
         assert_eq!(grh[20..30], [0x45, 0, 0, 128, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(grh[32..], [10, 9, 0, 2, 10, 9, 0, 1]);
-        // A header with its checksum in it sums up to all ones.
+        // The sum over a header including its checksum is all ones.
         assert_eq!(checksum(&grh[20..]), 0);
         assert_ne!(grh[30..32], [0, 0]);
         let ends = ("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap());
-        assert_eq!(ip_header_ends(&grh), Some(ends));
+        assert_eq!(ip_header_addresses(&grh), Some(ends));
         let mut wrong = grh;
         wrong[30] ^= 1;
-        assert_eq!(ip_header_ends(&wrong), None);
+        assert_eq!(ip_header_addresses(&wrong), None);
     }
 
     #[test]
@@ -99,6 +102,6 @@ mod tests {
         assert_eq!((grh[8], grh[9], grh[23]), (0xfd, 0x09, 2));
         assert_eq!((grh[24], grh[25], grh[39]), (0xfd, 0x09, 1));
         let ends = ("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap());
-        assert_eq!(ip_header_ends(&grh), Some(ends));
+        assert_eq!(ip_header_addresses(&grh), Some(ends));
     }
 }

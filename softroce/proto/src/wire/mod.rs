@@ -1,11 +1,12 @@
-//! RoCEv2 packets as bytes: one file per header, and [`Packet`] for the whole of a UDP payload (IBTA vol 1, chapter 9 and annex A17).
+//! RoCEv2 packets as bytes: one file per header, and [`Packet`] (IBTA vol 1, ch. 9, annex A17).
 //!
 //! ```text
 //! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
 //! ```
 //!
-//! [`Packet::parse`] and [`write()`] are each other's inverse. Neither looks at the ICRC: [`crate::icrc`] checks and seals it, as that takes the IP
-//! header too. What parsing refuses is to be dropped without an answer: the headers cannot be trusted to say whom to answer.
+//! [`Packet::parse`] and [`write()`] are inverse. Neither handles the ICRC: [`crate::icrc`] does,
+//! as it covers the IP header too. A packet that does not parse is dropped without a reply: its
+//! headers cannot be trusted.
 
 mod aeth;
 mod atomic_ack_eth;
@@ -25,7 +26,7 @@ pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY};
 pub use deth::Deth;
-pub use grh::{GRH_LEN, ip_header, ip_header_ends};
+pub use grh::{GRH_LEN, ip_header, ip_header_addresses};
 pub use ieth::Ieth;
 pub use imm_dt::ImmDt;
 pub use opcode::{Layout, Opcode, Operation, Position, Transport};
@@ -36,22 +37,22 @@ use crate::icrc;
 /// The UDP destination port of RoCEv2 (IBTA annex A17.2).
 pub const UDP_PORT: u16 = 4791;
 
-/// The longest headers there are, BTH and AtomicETH, in bytes.
+/// Maximum header length: BTH and AtomicETH, in bytes.
 pub const MAX_HEADER_LEN: usize = Bth::LEN + AtomicEth::LEN;
 
-/// Why bytes are not a packet.
+/// Why a packet does not parse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParseError {
-    /// Fewer bytes than the headers and the ICRC take.
+    /// Shorter than its headers and the ICRC.
     #[error("{0} bytes are too few for the packet's headers")]
     Truncated(usize),
-    /// The length is no multiple of 4, as every packet's is.
+    /// The length is not a multiple of 4.
     #[error("{0} bytes are no multiple of 4")]
     Unaligned(usize),
     /// The transport header version is not 0.
     #[error("transport header version {0}")]
     Version(u8),
-    /// Reserved, or of a service that is not offered.
+    /// Reserved, or of an unsupported transport.
     #[error("opcode {0:#04x}")]
     Opcode(u8),
     /// Not the default partition.
@@ -78,7 +79,7 @@ pub enum ParseError {
     Syndrome(u8),
 }
 
-/// Why a packet could not be written: an error of the caller's.
+/// Why a packet could not be written: an error of the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WriteError {
     /// The buffer is too short.
@@ -86,28 +87,28 @@ pub enum WriteError {
     TooLong {
         /// The packet's length, ICRC included.
         needed: usize,
-        /// The buffer's.
+        /// The buffer's length.
         len: usize,
     },
-    /// The extension headers are not those of the opcode, or it has no payload.
+    /// The extension headers do not match the opcode, or it has no payload.
     #[error("{0:?} has other extension headers or no payload")]
     Layout(Opcode),
 }
 
-/// The extension headers of a packet, those that its opcode's [`Layout`] names.
+/// The extension headers of a packet, as given by its opcode's [`Layout`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extension {
     /// None.
     Bare,
-    /// Start of a WRITE, or a READ request.
+    /// First packet of a WRITE, or a READ request.
     Reth(Reth),
-    /// A WRITE of one packet with immediate.
+    /// WRITE ONLY with immediate.
     RethImm(Reth, ImmDt),
-    /// The end of a SEND or WRITE with immediate.
+    /// Last packet of a SEND or WRITE with immediate.
     Imm(ImmDt),
-    /// The end of a SEND with invalidate.
+    /// Last packet of a SEND with invalidate.
     Ieth(Ieth),
-    /// Acknowledge, or the start or end of a READ response.
+    /// Acknowledge, or first or last packet of a READ response.
     Aeth(Aeth),
     /// ATOMIC acknowledge.
     AethAtomic(Aeth, AtomicAckEth),
@@ -120,7 +121,7 @@ pub enum Extension {
 }
 
 impl Extension {
-    /// Which headers these are.
+    /// The layout of these headers.
     pub const fn layout(&self) -> Layout {
         match self {
             Self::Bare => Layout::Bare,
@@ -136,7 +137,7 @@ impl Extension {
         }
     }
 
-    /// The RETH, where there is one.
+    /// The RETH, if any.
     pub const fn reth(&self) -> Option<&Reth> {
         match self {
             Self::Reth(reth) | Self::RethImm(reth, _) => Some(reth),
@@ -144,7 +145,7 @@ impl Extension {
         }
     }
 
-    /// The AETH, where there is one.
+    /// The AETH, if any.
     pub const fn aeth(&self) -> Option<&Aeth> {
         match self {
             Self::Aeth(aeth) | Self::AethAtomic(aeth, _) => Some(aeth),
@@ -152,7 +153,7 @@ impl Extension {
         }
     }
 
-    /// The IETH, where there is one.
+    /// The IETH, if any.
     pub const fn ieth(&self) -> Option<&Ieth> {
         match self {
             Self::Ieth(ieth) => Some(ieth),
@@ -160,7 +161,7 @@ impl Extension {
         }
     }
 
-    /// The immediate data, where there is some.
+    /// The immediate data, if any.
     pub const fn imm(&self) -> Option<ImmDt> {
         match self {
             Self::Imm(imm) | Self::RethImm(_, imm) | Self::DethImm(_, imm) => Some(*imm),
@@ -168,7 +169,7 @@ impl Extension {
         }
     }
 
-    /// Takes the headers of `layout` off the front of `bytes`.
+    /// Parses the headers of `layout` at the front of `bytes`.
     #[inline]
     fn split_from(layout: Layout, bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = bytes;
@@ -216,22 +217,24 @@ impl Extension {
     }
 }
 
-/// A packet: the whole of a RoCEv2 UDP payload but pad and ICRC.
+/// A packet: a RoCEv2 UDP payload without pad and ICRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// The base transport header.
     pub bth: Bth,
-    /// The headers after it.
+    /// The extension headers.
     pub extension: Extension,
-    /// What it carries, without pad.
+    /// The payload, without pad.
     pub payload: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a UDP payload, BTH to ICRC. The ICRC is not checked; pad and reserved bits may have any value, as receivers ignore them.
+    /// Parses a UDP payload, BTH to ICRC. The ICRC is not checked; pad and reserved bits may have
+    /// any value, as receivers ignore them.
     ///
     /// # Errors
-    /// When a length, version, opcode, partition key, pad count or syndrome is wrong. Never panics, whatever the bytes.
+    /// When a length, version, opcode, partition key, pad count or syndrome is wrong. Never panics,
+    /// whatever the bytes.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ParseError> {
         let truncated = ParseError::Truncated(datagram.len());
         let (packet, _icrc) = datagram.split_last_chunk::<{ icrc::LEN }>().ok_or(truncated)?;
@@ -258,10 +261,11 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Reads the headers of a packet, of whose payload `len` bytes are elsewhere: a lane's, without pad and ICRC.
+/// Parses the headers of a shm packet with `len` bytes of payload, without pad and ICRC.
 ///
 /// # Errors
-/// When version, opcode, partition key or syndrome is wrong, `bytes` is not exactly as long as the headers, or the opcode has no payload. Never panics, whatever the bytes.
+/// When version, opcode, partition key or syndrome is wrong, `bytes` is not exactly as long as the
+/// headers, or the opcode has no payload. Never panics, whatever the bytes.
 #[inline]
 pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), ParseError> {
     let (bth, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated(bytes.len()))?;
@@ -277,7 +281,7 @@ pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), Parse
     Ok((bth, extension))
 }
 
-/// Reads the headers of a WRITE of one packet without immediate data, as [`parse_headers`] does; `None` for any others.
+/// Parses the headers of a WRITE ONLY as [`parse_headers`] does; `None` for any other.
 #[inline]
 pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) -> Option<(Bth, Reth)> {
     if bytes[0] != Opcode::RcWriteOnly.code() {
@@ -290,10 +294,12 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
     }
 }
 
-/// Writes the headers of a lane's packet to the front of `buf` and gives their length; [`parse_headers`] is the inverse.
+/// Writes the headers of a shm packet to the front of `buf` and returns their length; the inverse
+/// of [`parse_headers`].
 ///
 /// # Errors
-/// When `buf` is shorter, or the opcode has other extension headers; `buf` is unchanged then.
+/// When `buf` is too short, or the extension headers do not match the opcode; `buf` is unchanged
+/// then.
 #[inline]
 pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() {
@@ -309,12 +315,12 @@ pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result
     Ok(needed)
 }
 
-/// The length of the headers of `opcode` in bytes: where its payload starts.
+/// The length of the headers of `opcode` in bytes.
 pub const fn header_len(opcode: Opcode) -> usize {
     Bth::LEN + opcode.layout().len()
 }
 
-/// The length of a whole packet in bytes: headers, payload, pad and ICRC.
+/// The length of a packet in bytes: headers, payload, pad and ICRC.
 pub const fn packet_len(opcode: Opcode, payload_len: usize) -> usize {
     header_len(opcode) + payload_len + pad_len(payload_len) + icrc::LEN
 }
@@ -324,13 +330,13 @@ pub const fn pad_len(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 
-/// Writes the headers and the pad of a packet with `payload_len` bytes of payload to the front of `buf`. The caller then fills in
-/// `buf[header_len..][..payload_len]`, and the last 4 of the [`packet_len`] bytes are left for [`icrc`] to seal.
-///
-/// Gives back where the payload starts.
+/// Writes the headers and the pad of a packet with `payload_len` bytes of payload to the front of
+/// `buf`, and returns the offset of the payload. The caller writes the payload, and [`icrc`] seals
+/// the last 4 of the [`packet_len`] bytes.
 ///
 /// # Errors
-/// When `buf` is shorter than the packet, or the opcode has other extension headers or no payload; `buf` is unchanged then.
+/// When `buf` is shorter than the packet, or the opcode has other extension headers or no payload;
+/// `buf` is unchanged then.
 pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usize) -> Result<usize, WriteError> {
     if extension.layout() != bth.opcode.layout() || payload_len > 0 && !bth.opcode.has_payload() {
         return Err(WriteError::Layout(bth.opcode));
@@ -359,7 +365,7 @@ fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], ParseErr
     Ok(chunk)
 }
 
-/// The big-endian 32 bits at `AT`, which each header's own length bounds.
+/// The big-endian 32 bits at `AT`, which the header's length bounds.
 fn be32<const AT: usize>(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[AT], bytes[AT + 1], bytes[AT + 2], bytes[AT + 3]])
 }
@@ -369,7 +375,7 @@ fn be64<const AT: usize>(bytes: &[u8]) -> u64 {
     u64::from(be32::<AT>(bytes)) << 32 | u64::from(be32::<AT>(&bytes[4..]))
 }
 
-/// Copies `bytes` to `at` in `buf`, which has room: every caller's offsets are constants of one header.
+/// Copies `bytes` to `at` in `buf`: offsets are constants of each header.
 fn join<const N: usize>(buf: &mut [u8], at: usize, bytes: [u8; N]) {
     buf[at..at + N].copy_from_slice(&bytes);
 }

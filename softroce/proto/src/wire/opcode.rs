@@ -1,7 +1,7 @@
-//! The operation codes of the BTH (IBTA vol 1, 9.2.1, table 38) and what each one says about its packet.
+//! The opcodes of the BTH (IBTA vol 1, 9.2.1, table 38) and their properties.
 //!
-//! One row per opcode defines everything: number, operation, place in the message, which extension headers follow and whether payload does. The engine asks
-//! these questions instead of comparing numbers.
+//! One row per opcode: number, operation, position in the message, extension headers, and whether
+//! payload follows. The engine uses these properties instead of comparing numbers.
 
 /// The transport service, the top three bits of an opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,7 +14,7 @@ pub enum Transport {
     Ud,
 }
 
-/// What a packet does, whatever its place in the message.
+/// The operation of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
     /// SEND.
@@ -35,21 +35,21 @@ pub enum Operation {
     FetchAdd,
 }
 
-/// A packet's place in its message.
+/// A packet's position in its message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Position {
-    /// The first of several: carries exactly one path MTU.
+    /// The first of several: exactly one path MTU.
     First,
-    /// Neither first nor last: carries exactly one path MTU.
+    /// Neither first nor last: exactly one path MTU.
     Middle,
-    /// The last of several: carries 1 byte to one path MTU.
+    /// The last of several: 1 byte to one path MTU.
     Last,
-    /// The whole message: carries nothing to one path MTU.
+    /// The only one: 0 bytes to one path MTU.
     Only,
 }
 
 impl Position {
-    /// The place of a packet that does (`first`) or does not start its message and does (`last`) or does not end it.
+    /// The position by whether the packet is the first and the last of its message.
     pub const fn of(first: bool, last: bool) -> Self {
         match (first, last) {
             (true, true) => Self::Only,
@@ -70,7 +70,7 @@ impl Position {
     }
 }
 
-/// Which extension headers follow the BTH, in their order on the wire.
+/// The extension headers after the BTH, in wire order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Layout {
     /// None.
@@ -96,7 +96,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// The length of those headers in bytes.
+    /// Their length in bytes.
     pub const fn len(self) -> usize {
         match self {
             Self::Bare => 0,
@@ -109,7 +109,7 @@ impl Layout {
         }
     }
 
-    /// Whether no header follows.
+    /// Whether there are none.
     pub const fn is_empty(self) -> bool {
         matches!(self, Self::Bare)
     }
@@ -117,7 +117,7 @@ impl Layout {
 
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
-        /// An operation code of the services RC, UC and UD (IBTA vol 1, table 38).
+        /// An opcode of the services RC, UC and UD (IBTA vol 1, table 38).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode {
@@ -125,10 +125,10 @@ macro_rules! opcodes {
         }
 
         impl Opcode {
-            /// Every opcode, in the order of their numbers.
+            /// Every opcode, in numerical order.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The opcode with that number, `None` for those reserved or of services that RoCEv2 devices do not offer here (RD, XRC, CNP).
+            /// The opcode with this number, `None` for reserved ones, RD, XRC and CNP.
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$name),)*
@@ -143,14 +143,14 @@ macro_rules! opcodes {
                 }
             }
 
-            /// What it does.
+            /// Its operation.
             pub const fn operation(self) -> Operation {
                 match self {
                     $(Self::$name => Operation::$operation,)*
                 }
             }
 
-            /// Its place in the message; requests and acknowledgements of one packet are ONLY.
+            /// Its position in the message; ONLY for requests and acknowledgements of one packet.
             pub const fn position(self) -> Position {
                 match self {
                     $(Self::$name => Position::$position,)*
@@ -164,7 +164,7 @@ macro_rules! opcodes {
                 }
             }
 
-            /// Whether payload may follow the headers (a SEND or WRITE ONLY may still carry none).
+            /// Whether payload may follow the headers (it may be empty in a SEND or WRITE ONLY).
             pub const fn has_payload(self) -> bool {
                 match self {
                     $(Self::$name => $payload,)*
@@ -280,12 +280,13 @@ impl Opcode {
         matches!(self.layout(), Layout::Ieth)
     }
 
-    /// Whether the responder needs a posted receive for it: any part of a SEND, and the end of a WRITE with immediate (IBTA vol 1, 9.4.1, 9.4.3).
+    /// Whether the responder needs a posted receive: any packet of a SEND, and the last of a WRITE
+    /// with immediate (IBTA vol 1, 9.4.1, 9.4.3).
     pub const fn needs_receive(self) -> bool {
         matches!(self.operation(), Operation::Send) || self.has_imm()
     }
 
-    /// The RC SEND opcode of a packet at `position`; `imm` counts where the message ends, as only that packet carries it.
+    /// The RC SEND opcode at `position`; `imm` applies to the last packet only.
     pub const fn rc_send(position: Position, imm: bool) -> Self {
         match (position, imm) {
             (Position::First, _) => Self::RcSendFirst,
@@ -297,7 +298,7 @@ impl Opcode {
         }
     }
 
-    /// The RC RDMA WRITE opcode of a packet at `position`; `imm` counts where the message ends, as only that packet carries it.
+    /// The RC RDMA WRITE opcode at `position`; `imm` applies to the last packet only.
     pub const fn rc_write(position: Position, imm: bool) -> Self {
         match (position, imm) {
             (Position::First, _) => Self::RcWriteFirst,
@@ -309,9 +310,9 @@ impl Opcode {
         }
     }
 
-    /// The UC opcode for the same packet, where there is one: SENDs and WRITEs without invalidate.
+    /// The UC opcode of the same packet, if any: SENDs and WRITEs without invalidate.
     pub const fn uc(self) -> Option<Self> {
-        // UC's numbers are RC's with 001 for 000 in the top bits.
+        // UC opcodes are the RC ones with 001 for 000 in the top bits.
         match Self::from_code(self.code() & 0x1f | Self::UcSendFirst.code()) {
             Some(same) if matches!(self.transport(), Transport::Rc) => Some(same),
             _ => None,
@@ -323,7 +324,7 @@ impl Opcode {
         if imm { Self::UdSendOnlyImm } else { Self::UdSendOnly }
     }
 
-    /// The RC RDMA READ response opcode of a packet at `position`.
+    /// The RC RDMA READ response opcode at `position`.
     pub const fn rc_read_response(position: Position) -> Self {
         match position {
             Position::First => Self::RcReadResponseFirst,

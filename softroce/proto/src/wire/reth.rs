@@ -1,4 +1,4 @@
-//! The RDMA extended transport header, 16 bytes: where an RDMA WRITE or READ goes (IBTA vol 1, 9.3.3).
+//! The RDMA extended transport header (RETH), 16 bytes: remote memory (IBTA vol 1, 9.3.3).
 //!
 //! ```text
 //! 0..8    virtual address
@@ -24,7 +24,7 @@ impl Reth {
     /// Its length in bytes.
     pub const LEN: usize = 16;
 
-    /// Reads it; every value is a header.
+    /// Parses it; every value is valid.
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         Self {
             va: be64::<0>(bytes),
@@ -33,7 +33,7 @@ impl Reth {
         }
     }
 
-    /// As it goes on the wire.
+    /// In wire format.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         join(&mut bytes, 0, self.va.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Every header there and back, known packets byte by byte, and arbitrary bytes.
+//! Round trips of every header, known packets byte by byte, and arbitrary bytes.
 
 use core::time::Duration;
 
@@ -99,7 +99,7 @@ fn headers() -> impl Strategy<Value = (Bth, Extension)> {
         )
 }
 
-/// Bytes that look like a packet: a known opcode and version 0, then anything.
+/// Bytes resembling a packet: a known opcode and version 0, then anything.
 fn packet_like() -> impl Strategy<Value = Vec<u8>> {
     (
         prop::sample::select(Opcode::ALL),
@@ -112,7 +112,7 @@ fn packet_like() -> impl Strategy<Value = Vec<u8>> {
         })
 }
 
-/// Parses; what is accepted is written again, and must be the same but for bits that receivers ignore.
+/// Parses; an accepted packet is written again, and must be equal except for ignored bits.
 fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
     let Ok(packet) = Packet::parse(bytes) else {
         return Ok(());
@@ -138,7 +138,7 @@ fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_parsed((bth, extension) in headers(), body in prop::collection::vec(any::<u8>(), 0..300), spare in 0usize..9) {
+    fn write_and_parse_are_inverse((bth, extension) in headers(), body in prop::collection::vec(any::<u8>(), 0..300), spare in 0usize..9) {
         let payload = if bth.opcode.has_payload() { &body[..] } else { &[] };
         let len = packet_len(bth.opcode, payload.len());
         let mut buf = vec![0xee; len + spare];
@@ -153,7 +153,7 @@ proptest! {
             let needed = WriteError::TooLong { needed: len, len: short };
             prop_assert_eq!(write(&mut buf[..short], &bth, &extension, payload.len()), Err(needed));
             prop_assert_eq!(&buf, &before);
-            // Cut to a multiple of 4 it may still be a packet, of less payload; cut into the headers it never is.
+            // Cut to a multiple of 4 it may still be a packet, but not if cut into the headers.
             let parsed = Packet::parse(&buf[..short]);
             prop_assert!(parsed.is_err() || short % 4 == 0 && short >= start + 4);
         }
@@ -176,7 +176,7 @@ proptest! {
     }
 }
 
-/// The layout by hand from the standard's figures, so that reading and writing cannot be wrong together.
+/// The layout by hand from the standard's figures, independently of both directions.
 #[test]
 fn a_write_only_byte_by_byte() {
     let mut bth = Bth::new(Opcode::RcWriteOnlyImm, Qpn::new(0x12_3456), Psn::new(0xab_cdef));
@@ -242,7 +242,7 @@ fn acknowledgements_and_atomics_byte_by_byte() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn parse_errors_name_the_fault() {
     let mut buf = [0; 64];
     let bth = Bth::new(Opcode::RcSendOnly, Qpn::new(7), Psn::new(9));
     let good = {
@@ -314,7 +314,7 @@ fn opcodes() {
             _ => Transport::Ud,
         };
         assert_eq!(opcode.transport(), service);
-        // The names say it all once more.
+        // The names encode the same properties.
         let name = format!("{opcode:?}");
         assert_eq!(opcode.has_imm(), name.ends_with("Imm"), "{name}");
         assert_eq!(opcode.has_invalidate(), name.ends_with("Invalidate"), "{name}");

@@ -1,10 +1,10 @@
-//! One exchange after another, as the standard has them, and with one message lost.
+//! Each exchange of the standard, and each with one message lost.
 
-use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectionId, RejectReason, Request, room};
+use doorbell_roce_proto::cm::{CmError, CmEvent, ConnectionId, RejectReason, Request, private_data_len};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
-use crate::net::{Fate, Net, SERVICE, address, willing};
+use crate::net::{Fate, Net, SERVICE, accept_all, address};
 
 const REQ: u16 = 0x10;
 const MRA: u16 = 0x11;
@@ -14,12 +14,12 @@ const RTU: u16 = 0x14;
 const DREQ: u16 = 0x15;
 const DREP: u16 = 0x16;
 
-/// A connection from side 0 to side 1, and what each calls it.
+/// A connection from side 0 to side 1, and its ids.
 fn connected() -> (Net, ConnectionId, ConnectionId) {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     let ours = net.connect(0x11);
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     let CmEvent::Request { id: theirs, .. } = net.events[1][0] else {
         panic!("{:?}", net.events);
     };
@@ -47,7 +47,7 @@ fn three_messages_connect() {
         .unwrap();
     assert_eq!(ours.get() >> 22, 5, "the slot");
     assert_eq!(net.cms[0].parameters(ours), None, "nothing is known of the peer");
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     assert_eq!(net.log, [(0, REQ), (1, REP), (0, RTU)]);
     let [
         CmEvent::Request {
@@ -67,13 +67,13 @@ fn three_messages_connect() {
     assert_eq!(
         (request.responder_resources, request.initiator_depth),
         (6, 5),
-        "told from the passive side"
+        "from the passive side"
     );
     assert_eq!(
         (request.retry_count, request.rnr_retry_count, request.transport),
         (3, 2, Transport::Uc)
     );
-    assert_eq!(request.private_data, [7; room::REQUEST]);
+    assert_eq!(request.private_data, [7; private_data_len::REQ]);
     assert!(private_data.starts_with(b"ready\0"));
     let [CmEvent::Reply { id, reply }] = &net.events[0][..] else {
         panic!("{:?}", net.events[0]);
@@ -83,9 +83,9 @@ fn three_messages_connect() {
         (reply.responder_resources, reply.initiator_depth, reply.rnr_retry_count),
         (4, 3, 6)
     );
-    assert_eq!(reply.private_data, [8; room::REPLY]);
+    assert_eq!(reply.private_data, [8; private_data_len::REP]);
 
-    // Each end's queue pair is connected to the other's, and begins with the PSN that the other expects.
+    // Each queue pair is connected to the other's, and starts with the PSN that the other expects.
     let [active, passive] = [
         net.cms[0].parameters(ours).unwrap(),
         net.cms[1].parameters(*theirs).unwrap(),
@@ -109,7 +109,7 @@ fn three_messages_connect() {
     assert_eq!((passive.responder_resources, passive.initiator_depth), (3, 4));
 }
 
-/// Whatever message is lost is made up for, whoever sent it.
+/// Any one lost message is retransmitted.
 #[test]
 fn one_message_is_lost() {
     for lost in [REQ, REP, RTU, DREQ, DREP] {
@@ -126,7 +126,7 @@ fn one_message_is_lost() {
                 Fate::Arrives
             },
             |cm, now, side, event| {
-                willing(cm, now, side, event);
+                accept_all(cm, now, side, event);
                 if let CmEvent::Established { id, .. } = event {
                     cm.disconnect(now, *id, b"bye").unwrap();
                 }
@@ -172,7 +172,8 @@ fn both_disconnect_at_once() {
     }
 }
 
-/// Destroying tells the peer; what is destroyed tells nobody here, and is gone when the peer has heard.
+/// Destroying sends a DREQ to the peer and reports no local events; the connection is removed at
+/// the DREP.
 #[test]
 fn a_connection_is_destroyed() {
     let (mut net, ours, theirs) = connected();
@@ -195,7 +196,7 @@ fn a_connection_is_destroyed() {
 
 #[test]
 fn rejected_by_either() {
-    // The listener's owner rejects: once by saying so, once by dropping it.
+    // The listener's owner rejects: explicitly, or by destroying the connection.
     for says_so in [true, false] {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
@@ -234,7 +235,7 @@ fn rejected_by_either() {
         |_, _| Fate::Arrives,
         |cm, now, side, event| match event {
             CmEvent::Reply { id, .. } => cm.reject(now, *id, RejectReason::CONSUMER, b"").unwrap(),
-            other => willing(cm, now, side, other),
+            other => accept_all(cm, now, side, other),
         },
     );
     assert_eq!(net.log, [(0, REQ), (1, REP), (0, REJ)]);
@@ -255,7 +256,7 @@ fn refused_without_an_owner() {
         let mut request = Net::request(0x11);
         change(&mut request);
         net.cms[0].connect(net.now, &request).unwrap();
-        net.run_with(|_, _| Fate::Arrives, willing);
+        net.run_with(|_, _| Fate::Arrives, accept_all);
         match net.events[0].last() {
             Some(CmEvent::Rejected { reason, .. }) => Some(*reason),
             _ => None,
@@ -286,9 +287,9 @@ fn refused_without_an_owner() {
     );
 }
 
-/// The peer is told that its request was received when it asks again, and waits as long as it takes.
+/// A retransmitted REQ is answered with an MRA, which extends the peer's timeout.
 #[test]
-fn an_owner_takes_its_time() {
+fn mra_extends_the_timeout() {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     net.connect(0x11);
@@ -298,14 +299,14 @@ fn an_owner_takes_its_time() {
         assert!(net.step());
         net.collect(&mut fate);
     }
-    // The receipt arrives.
+    // The MRA arrives.
     assert!(net.step());
-    let asked = net.sent(0).len();
-    // Far longer than all retries would take: the receipt has bought it more than a minute.
+    let sent = net.sent(0).len();
+    // Far longer than all retries: the MRA has extended the timeout by more than a minute.
     net.now = Instant(net.now.0 + 60_000_000_000);
     net.cms[0].handle_timeout(net.now);
     net.collect(&mut fate);
-    assert_eq!(net.sent(0).len(), asked, "it waits");
+    assert_eq!(net.sent(0).len(), sent, "it waits");
     let CmEvent::Request { id, .. } = net.events[1][0] else {
         panic!("{:?}", net.events[1]);
     };
@@ -315,23 +316,23 @@ fn an_owner_takes_its_time() {
         |_, _| Fate::Arrives,
         |cm, now, side, event| {
             if side == 0 {
-                willing(cm, now, side, event);
+                accept_all(cm, now, side, event);
             }
         },
     );
     assert!(matches!(net.events[1][..], [_, CmEvent::Established { .. }]));
 }
 
-/// Data came before the RTU: the queue pair has shown that the peer is connected.
+/// Data arrived before the RTU: the connection is established.
 #[test]
-fn the_queue_pair_knows_first() {
+fn notify_establishes_without_rtu() {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
     net.connect(0x11);
     net.run_with(
         |_, attribute| if attribute == RTU { Fate::Lost } else { Fate::Arrives },
         |cm, now, side, event| {
-            willing(cm, now, side, event);
+            accept_all(cm, now, side, event);
             if let CmEvent::Request { id, .. } = event {
                 cm.notify(*id).unwrap();
             }
@@ -345,21 +346,22 @@ fn the_queue_pair_knows_first() {
 }
 
 #[test]
-fn nobody_answers() {
+fn unanswered_request_is_retried_then_unreachable() {
     let mut net = Net::new();
     let id = net.connect(0x11);
     net.run_with(|_, _| Fate::Lost, |_, _, _, _| {});
-    // As often as the request said, and then that it gives up.
+    // All retries, then a REJ (timeout).
     assert_eq!(net.sent(0), [vec![REQ; 16], vec![REJ]].concat());
     assert_eq!(net.events[0], [CmEvent::Unreachable { id }]);
 }
 
-/// A peer that was started anew connects with a queue pair that is still connected here: it is refused, and the old connection ends.
+/// A restarted peer connects a queue pair that is still connected here: it is rejected, and the old
+/// connection ends.
 #[test]
 fn a_stale_connection() {
     let (mut net, _, theirs) = connected();
     let again = net.connect(0x11);
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     let refused = net.events[0].iter().find_map(|event| match event {
         CmEvent::Rejected { id, reason, .. } => Some((*id, *reason)),
         _ => None,
@@ -373,7 +375,7 @@ fn a_stale_connection() {
         ]
     );
     net.connect(0x11);
-    net.run_with(|_, _| Fate::Arrives, willing);
+    net.run_with(|_, _| Fate::Arrives, accept_all);
     assert!(
         matches!(
             net.events[1][..],
@@ -383,9 +385,9 @@ fn a_stale_connection() {
     );
 }
 
-/// A process of the peer's address is gone: what was connected to it is over, and nothing else.
+/// A process at the peer's address is gone: its connections end, and no others.
 #[test]
-fn a_process_is_gone() {
+fn peer_process_gone() {
     let (mut net, ours, theirs) = connected();
     let now = net.now;
     net.cms[0].handle_lost(now, address(1), 7);
@@ -399,14 +401,14 @@ fn a_process_is_gone() {
         (net.events[0].as_slice(), net.events[1].as_slice()),
         (over.as_slice(), [].as_slice())
     );
-    // Whoever takes its place knows of nothing.
+    // Its successor does not know the connection.
     let now = net.now;
     net.cms[1].destroy(now, theirs).unwrap();
     net.run();
     assert_eq!(net.log, [(1, DREQ), (0, DREP)]);
 }
 
-/// A full backlog hears no more, and hears again when there is room; the peer notices nothing but the time it takes.
+/// A full backlog drops requests, and accepts retransmissions when it has free slots.
 #[test]
 fn a_full_backlog() {
     let mut net = Net::new();
@@ -421,7 +423,7 @@ fn a_full_backlog() {
     net.collect(&mut fate);
     assert_eq!(net.events[1].len(), 1);
     assert_ne!(net.cms[1].dropped(), 0);
-    net.run_with(fate, willing);
+    net.run_with(fate, accept_all);
     let established = net.events[1]
         .iter()
         .filter(|event| matches!(event, CmEvent::Established { .. }));

@@ -1,11 +1,11 @@
-//! Datagrams that nobody would send: no panic, no more state than the limits say, and no answer that is longer than the question.
+//! Hostile datagrams: no panic, bounded state, and no amplification.
 
 use doorbell_roce_proto::cm::{CmEvent, MAX_BACKLOG, Mad, Request};
 use proptest::prelude::*;
 
-use crate::net::{Fate, Net, SERVICE, address, willing};
+use crate::net::{Fate, Net, SERVICE, accept_all, address};
 
-/// What two managers say to each other from connecting to disconnecting.
+/// The messages of two managers from connect to disconnect.
 fn recorded() -> Vec<Mad> {
     let mut net = Net::new();
     net.cms[1].listen(SERVICE, 4).unwrap();
@@ -19,7 +19,7 @@ fn recorded() -> Vec<Mad> {
             }
             while let Some(event) = net.cms[side].poll_event() {
                 let (cm, now) = (&mut net.cms[side], net.now);
-                willing(cm, now, side, &event);
+                accept_all(cm, now, side, &event);
                 if let CmEvent::Established { id, .. } = event {
                     cm.disconnect(now, id, b"").unwrap();
                 }
@@ -54,7 +54,7 @@ fn any_mad() -> impl Strategy<Value = Mad> {
 
 proptest! {
     #[test]
-    fn anything_may_come(mads in prop::collection::vec((any_mad(), 0_usize..2, 0_u64..3), 0..200)) {
+    fn arbitrary_mads(mads in prop::collection::vec((any_mad(), 0_usize..2, 0_u64..3), 0..200)) {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         net.connect(0x11);
@@ -66,20 +66,20 @@ proptest! {
             net.cms[to].handle_mad(net.now, address(1 - to), &mad);
             let sent = net.log.len();
             net.collect(&mut fate);
-            // A stale connection is disconnected beside the answer.
+            // A stale connection is disconnected in addition to the reply.
             prop_assert!(net.log.len() <= sent + 2);
             for _ in 0..events {
                 net.step();
                 net.collect(&mut fate);
             }
         }
-        // At most what the backlog takes, and ours.
+        // At most the backlog, and the local one.
         prop_assert!(net.cms[1].connections() <= 4);
         prop_assert!(net.cms[0].connections() <= 1);
     }
 }
 
-/// Whoever asks for everything gets what the backlog has.
+/// A flood is bounded by the backlog.
 #[test]
 fn a_flood_of_requests() {
     let mut net = Net::new();
@@ -92,7 +92,7 @@ fn a_flood_of_requests() {
     assert_eq!(net.cms[1].connections(), MAX_BACKLOG);
 }
 
-/// What does not come from where it says it does is of no use.
+/// Messages from another address than the peer's are dropped.
 #[test]
 fn another_address() {
     let mut net = Net::new();
@@ -102,7 +102,7 @@ fn another_address() {
     net.cms[1].handle_mad(net.now, "10.9.0.77".parse().unwrap(), &request.mad);
     assert_eq!((net.cms[1].connections(), net.cms[1].dropped()), (0, 1));
     assert_eq!(net.cms[1].poll_transmit(), None);
-    // Nor does another host answer for the one that was asked.
+    // Nor may another host answer for the peer.
     net.cms[1].handle_mad(net.now, address(0), &request.mad);
     let Some(CmEvent::Request { id, .. }) = net.cms[1].poll_event() else {
         panic!("no request");
@@ -111,7 +111,7 @@ fn another_address() {
     let reply = net.cms[1].poll_transmit().unwrap();
     net.cms[0].handle_mad(net.now, "10.9.0.77".parse().unwrap(), &reply.mad);
     assert_eq!(net.cms[0].poll_event(), None);
-    // To another address than that of the manager's.
+    // To another address than the manager's.
     let elsewhere = Request {
         peer: "10.9.0.78".parse().unwrap(),
         ..Net::request(0x12)

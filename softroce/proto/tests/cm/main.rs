@@ -1,4 +1,5 @@
-//! Communication management: two managers in virtual time, with a network between them that loses, repeats and reorders.
+//! Connection management: two managers in virtual time over a lossy, duplicating and reordering
+//! network.
 
 mod exchanges;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Two managers and the datagrams between them.
+//! Two managers and the network between them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,33 +11,31 @@ use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
 pub(crate) const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
 
-/// Codes of about a millisecond, so that what is told of seconds takes as many milliseconds.
+/// A code of about a millisecond, so that timeouts of seconds take milliseconds here.
 pub(crate) const RESPONSE: u8 = 8;
 
-/// How long a datagram is on its way.
 const DELAY: Duration = Duration::from_micros(10);
 
 pub(crate) fn address(side: usize) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, side as u8 + 1).into()
 }
 
-/// What happens to a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Arrives,
     Lost,
     Twice,
-    /// Arrives this much later than others.
+    /// Arrives this much later.
     Late(Duration),
 }
 
 pub(crate) struct Net {
     pub(crate) cms: [Cm; 2],
     pub(crate) now: Instant,
-    /// By time and then in order: to whom, and what.
+    /// By time and order: destination and datagram.
     on_the_way: BTreeMap<(Instant, u64), (usize, Mad)>,
     sent: u64,
-    /// What was sent, by whom: the attribute of each datagram.
+    /// The sender and attribute id of each datagram.
     pub(crate) log: Vec<(usize, u16)>,
     pub(crate) events: [Vec<CmEvent>; 2],
 }
@@ -96,7 +94,7 @@ impl Net {
         self.cms[0].connect(self.now, &Self::request(qpn)).unwrap()
     }
 
-    /// Puts on the way what the managers send, and collects their events.
+    /// Sends the managers' datagrams, and collects their events.
     pub(crate) fn collect(&mut self, fate: &mut dyn FnMut(usize, u16) -> Fate) {
         for side in 0..2 {
             while let Some(transmit) = self.cms[side].poll_transmit() {
@@ -121,7 +119,7 @@ impl Net {
         }
     }
 
-    /// The next thing that happens: a datagram arrives, or a deadline is there. False when nothing will.
+    /// The next event: a datagram arrives, or a deadline expires. False when there is none.
     pub(crate) fn step(&mut self) -> bool {
         let arrival = self.on_the_way.keys().next().copied();
         let due = self.cms.iter().filter_map(Cm::poll_timeout).min();
@@ -142,7 +140,7 @@ impl Net {
         }
     }
 
-    /// Lets `apps` answer events until nothing happens any more.
+    /// Runs until idle; `apps` handles the events.
     pub(crate) fn run_with(
         &mut self,
         mut fate: impl FnMut(usize, u16) -> Fate,
@@ -168,7 +166,6 @@ impl Net {
         }
     }
 
-    /// Without losses and applications.
     pub(crate) fn run(&mut self) {
         self.run_with(|_, _| Fate::Arrives, |_, _, _, _| {});
     }
@@ -179,8 +176,8 @@ impl Net {
     }
 }
 
-/// An application that accepts what comes and establishes what is accepted.
-pub(crate) fn willing(cm: &mut Cm, now: Instant, _side: usize, event: &CmEvent) {
+/// An application that accepts and establishes every connection.
+pub(crate) fn accept_all(cm: &mut Cm, now: Instant, _side: usize, event: &CmEvent) {
     match event {
         CmEvent::Request { id, request, .. } => cm.accept(now, *id, &Net::accept(request.qpn.get() + 1)).unwrap(),
         CmEvent::Reply { id, .. } => cm.establish(*id, b"ready").unwrap(),

@@ -1,13 +1,13 @@
-//! Whatever the network does, both ends come to an end, and to the same one.
+//! Whatever the network does, both ends terminate with consistent results.
 
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{CmEvent, RejectReason};
 use proptest::prelude::*;
 
-use crate::net::{Fate, Net, SERVICE, willing};
+use crate::net::{Fate, Net, SERVICE, accept_all};
 
-/// Fewer than a message goes again.
+/// Fewer than the retransmissions of a message.
 const LOSSES: usize = 15;
 
 fn fates() -> impl Strategy<Value = Vec<Fate>> {
@@ -15,13 +15,13 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
         3 => Just(Fate::Arrives),
         2 => Just(Fate::Lost),
         1 => Just(Fate::Twice),
-        // Up to two turns of a message that goes again.
+        // Up to two retransmission intervals.
         1 => (0_u64..8_000_000).prop_map(|ns| Fate::Late(Duration::from_nanos(ns))),
     ];
     prop::collection::vec(fate, 0..60)
 }
 
-/// What becomes of a connection in the end.
+/// The final state of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Connected,
@@ -42,9 +42,10 @@ fn end(events: &[CmEvent], side: usize) -> Option<End> {
 }
 
 proptest! {
-    /// As long as fewer messages are lost than go again, a connection comes about, once, and goes at both ends when either disconnects.
+    /// With fewer losses than retransmissions, a connection is established once, and ends at both
+    /// sides when either disconnects.
     #[test]
-    fn with_some_losses_it_connects(fates in fates(), who in 0_usize..2, accepts in any::<bool>()) {
+    fn connects_despite_some_losses(fates in fates(), who in 0_usize..2, accepts in any::<bool>()) {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         let id = net.connect(0x11);
@@ -59,7 +60,7 @@ proptest! {
         };
         net.run_with(&mut fate, |cm, now, side, event| match event {
             CmEvent::Request { id, .. } if !accepts => cm.reject(now, *id, RejectReason::CONSUMER, b"no").unwrap(),
-            other => willing(cm, now, side, other),
+            other => accept_all(cm, now, side, other),
         });
         let requests: Vec<_> = net.events[1].iter().filter_map(|event| match event {
             CmEvent::Request { id, .. } => Some(*id),
@@ -86,9 +87,10 @@ proptest! {
         }
     }
 
-    /// The network fails for good at some message, in one direction or both. Nothing waits for ever; nobody believes in a connection that the active side has not made.
+    /// The network fails permanently at some message, in one or both directions. Nothing waits
+    /// forever; the passive side reports no connection that the active side has not made.
     #[test]
-    fn whatever_is_lost_it_ends(fates in fates(), fails_after in 0_usize..8, dead in 1_u8..4) {
+    fn connection_ends_despite_losses(fates in fates(), fails_after in 0_usize..8, dead in 1_u8..4) {
         let mut net = Net::new();
         net.cms[1].listen(SERVICE, 4).unwrap();
         net.connect(0x11);
@@ -101,7 +103,7 @@ proptest! {
                 }
                 fates.next().unwrap_or(Fate::Arrives)
             },
-            willing,
+            accept_all,
         );
         let ends = [end(&net.events[0], 0), end(&net.events[1], 1)];
         prop_assert!(ends[0].is_some(), "the active side hears in any case");

@@ -1,8 +1,10 @@
-//! Datagram services: one question, one answer.
+//! Datagram services (SIDR).
 
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::Qpn;
-use doorbell_roce_proto::cm::{Cm, CmEvent, PortSpace, Route, ServiceId, SidrReply, SidrStatus, room, route};
+use doorbell_roce_proto::cm::{
+    Cm, CmEvent, PortSpace, Route, ServiceId, SidrReply, SidrStatus, private_data_len, route,
+};
 
 use crate::net::{Fate, Net, SERVICE, address};
 
@@ -13,7 +15,7 @@ fn granted() -> SidrReply {
         status: SidrStatus::SUCCESS,
         qpn: Qpn::new(0x33),
         qkey: 0x0123_4567,
-        private_data: vec![4; room::SIDR_REPLY],
+        private_data: vec![4; private_data_len::SIDR_REP],
     }
 }
 
@@ -54,7 +56,7 @@ fn granted_though_every_message_is_lost_once() {
     };
     assert_eq!(
         (*at, *peer, *service, private_data.as_slice()),
-        (listener, address(0), UD, [9; room::SIDR_REQUEST].as_slice())
+        (listener, address(0), UD, [9; private_data_len::SIDR_REQ].as_slice())
     );
     let [CmEvent::SidrReply { id, reply }] = &net.events[0][..] else {
         panic!("{:?}", net.events[0]);
@@ -71,7 +73,7 @@ fn refused_and_unanswered() {
     assert!(
         matches!(&net.events[0][..], [CmEvent::SidrReply { reply, .. }] if reply.status == SidrStatus::UNSUPPORTED)
     );
-    // Destroyed by whom it was meant for.
+    // Destroyed by the listener's owner.
     net.cms[1].listen(UD, 4).unwrap();
     net.cms[0].sidr_request(net.now, &Net::sidr_request(UD)).unwrap();
     net.run_with(
@@ -90,7 +92,7 @@ fn refused_and_unanswered() {
     assert_eq!(net.events[0].last(), Some(&CmEvent::Unreachable { id }));
 }
 
-/// The bytes of a message tell which of the processes at an address it is for.
+/// A message's bytes determine the process of the address that it is for.
 #[test]
 fn routes() {
     let mut net = Net::new();

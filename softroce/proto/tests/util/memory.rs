@@ -1,4 +1,4 @@
-//! Registered memory of plain vectors, with guard bytes around every region.
+//! A [`Memory`] of plain vectors, with guard bytes around every region.
 
 use std::mem;
 use std::ops::Range;
@@ -11,7 +11,6 @@ use doorbell_roce_proto::{LKey, RKey};
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// What a region grants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rights {
     pub(crate) local_write: bool,
@@ -55,14 +54,14 @@ pub(crate) struct Regions {
     pd: PdId,
     regions: Vec<Region>,
     windows: Vec<Window>,
-    /// The key of each binding and invalidation that was carried out.
+    /// The key of each bind and invalidation.
     pub(crate) log: Vec<RKey>,
-    /// What the packet being written refers to, as it is now.
-    referred: Vec<u8>,
-    /// The payload of the lane's packet at hand; `None` when it cannot be had.
+    /// The payload by reference of the packet being written.
+    by_ref: Vec<u8>,
+    /// The payload of the current shm packet; `None` when it is unreadable.
     arrived: Option<Vec<u8>>,
-    /// The payload of the next packet but so many cannot be had.
-    pub(crate) gone_after: Option<usize>,
+    /// After this many packets, one payload is unreadable.
+    pub(crate) unreadable_after: Option<usize>,
 }
 
 const KEY: u32 = 0x5000;
@@ -83,25 +82,24 @@ impl Regions {
             regions: Vec::new(),
             windows: Vec::new(),
             log: Vec::new(),
-            referred: Vec::new(),
+            by_ref: Vec::new(),
             arrived: None,
-            gone_after: None,
+            unreadable_after: None,
         }
     }
 
-    /// What the packet that was written refers to.
-    pub(crate) fn take_referred(&mut self) -> Vec<u8> {
-        mem::take(&mut self.referred)
+    /// The payload by reference of the packet that was written.
+    pub(crate) fn take_by_ref(&mut self) -> Vec<u8> {
+        mem::take(&mut self.by_ref)
     }
 
-    /// The packet handed to the engine next is a lane's, with this payload.
+    /// Sets the payload of the shm packet handled next.
     pub(crate) fn arrive(&mut self, payload: &[u8]) {
-        let gone = self.gone_after == Some(0);
-        self.gone_after = self.gone_after.and_then(|after| after.checked_sub(1));
+        let gone = self.unreadable_after == Some(0);
+        self.unreadable_after = self.unreadable_after.and_then(|after| after.checked_sub(1));
         self.arrived = (!gone).then(|| payload.to_vec());
     }
 
-    /// A new window, with its key.
     pub(crate) fn window(&mut self) -> RKey {
         let rkey = RKey(WINDOW_KEY | (self.windows.len() as u32) << 8);
         self.windows.push(Window { rkey, bound: None });
@@ -131,7 +129,7 @@ impl Regions {
         }
     }
 
-    /// The whole of a region, by its number.
+    /// The whole region, by its number.
     pub(crate) fn region_of(&self, number: usize) -> Sge {
         let region = &self.regions[number];
         Sge {
@@ -145,7 +143,7 @@ impl Regions {
         self.regions[(sge.lkey.0 ^ KEY) as usize].gone = true;
     }
 
-    /// The bytes of an element; checks the guards of its region.
+    /// The bytes of an SGE; checks the guards of its region.
     pub(crate) fn bytes(&self, sge: Sge) -> &[u8] {
         let region = &self.regions[(sge.lkey.0 ^ KEY) as usize];
         let end = region.bytes.len() - GUARD;
@@ -161,7 +159,7 @@ impl Regions {
 
     fn find_remote(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
@@ -178,13 +176,13 @@ impl Regions {
             .and_then(|window| window.bound)
         else {
             let right = |rights: Rights| granted(rights.read, rights.write, rights.atomic);
-            return self.find(via.pd, rkey.0, addr, len, right);
+            return self.find(context.pd, rkey.0, addr, len, right);
         };
         let inside = addr >= bind.addr && addr + len <= bind.addr + bind.len;
-        if to != via || !inside || !granted(bind.access.read, bind.access.write, bind.access.atomic) {
+        if to != context || !inside || !granted(bind.access.read, bind.access.write, bind.access.atomic) {
             return Err(AccessError);
         }
-        self.find(via.pd, bind.region.0, addr, len, |_| true)
+        self.find(context.pd, bind.region.0, addr, len, |_| true)
     }
 
     fn find(
@@ -230,28 +228,28 @@ impl Memory for Regions {
 
     fn check_remote(
         &mut self,
-        via: Via,
+        context: Via,
         rkey: RKey,
         addr: u64,
         len: u64,
         right: RemoteRight,
     ) -> Result<(), AccessError> {
-        self.find_remote(via, rkey, addr, len, right).map(drop)
+        self.find_remote(context, rkey, addr, len, right).map(drop)
     }
 
-    fn remote_read(&mut self, via: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
-        dst.copy_from_slice(self.find_remote(via, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
+    fn remote_read(&mut self, context: Via, rkey: RKey, addr: u64, dst: &mut [u8]) -> Result<(), AccessError> {
+        dst.copy_from_slice(self.find_remote(context, rkey, addr, dst.len() as u64, RemoteRight::Read)?);
         Ok(())
     }
 
-    fn remote_write(&mut self, via: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
-        self.find_remote(via, rkey, addr, src.len() as u64, RemoteRight::Write)?
+    fn remote_write(&mut self, context: Via, rkey: RKey, addr: u64, src: &[u8]) -> Result<(), AccessError> {
+        self.find_remote(context, rkey, addr, src.len() as u64, RemoteRight::Write)?
             .copy_from_slice(src);
         Ok(())
     }
 
-    fn remote_atomic(&mut self, via: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let word = self.find_remote(via, rkey, addr, 8, RemoteRight::Atomic)?;
+    fn remote_atomic(&mut self, context: Via, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let word = self.find_remote(context, rkey, addr, 8, RemoteRight::Atomic)?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(word);
         let before = u64::from_ne_bytes(bytes);
@@ -264,21 +262,21 @@ impl Memory for Regions {
         Ok(before)
     }
 
-    fn bind(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
-        self.find(via.pd, bind.region.0, bind.addr, bind.len, |_| true)?;
+    fn bind(&mut self, context: Via, bind: &Bind) -> Result<(), AccessError> {
+        self.find(context.pd, bind.region.0, bind.addr, bind.len, |_| true)?;
         let window = self.windows.get_mut(window_index(bind.rkey)).ok_or(AccessError)?;
         if window.bound.is_some() {
             return Err(AccessError);
         }
         window.rkey = bind.rkey;
-        window.bound = Some((via, *bind));
+        window.bound = Some((context, *bind));
         self.log.push(bind.rkey);
         Ok(())
     }
 
-    fn invalidate(&mut self, via: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
+    fn invalidate(&mut self, context: Via, rkey: RKey, by: Invalidator) -> Result<(), AccessError> {
         let window = self.windows.get_mut(window_index(rkey)).ok_or(AccessError)?;
-        let ours = window.bound.is_none_or(|(to, _)| to == via);
+        let ours = window.bound.is_none_or(|(to, _)| to == context);
         if window.rkey != rkey || !ours || by == Invalidator::Peer && window.bound.is_none() {
             return Err(AccessError);
         }
@@ -290,14 +288,14 @@ impl Memory for Regions {
     fn refer_local(&mut self, pd: PdId, sge: &Sge) -> Result<(), AccessError> {
         let mut bytes = vec![0; sge.len as usize];
         self.gather(pd, sge.lkey, sge.addr, &mut bytes)?;
-        self.referred.append(&mut bytes);
+        self.by_ref.append(&mut bytes);
         Ok(())
     }
 
-    fn refer_remote(&mut self, via: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
+    fn refer_remote(&mut self, context: Via, rkey: RKey, addr: u64, len: u32) -> Result<(), AccessError> {
         let mut bytes = vec![0; len as usize];
-        self.remote_read(via, rkey, addr, &mut bytes)?;
-        self.referred.append(&mut bytes);
+        self.remote_read(context, rkey, addr, &mut bytes)?;
+        self.by_ref.append(&mut bytes);
         Ok(())
     }
 
@@ -306,9 +304,9 @@ impl Memory for Regions {
         self.scatter(pd, lkey, addr, &bytes[part]).map_err(CopyError::from)
     }
 
-    fn remote_write_referred(&mut self, via: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
+    fn remote_write_referred(&mut self, context: Via, rkey: RKey, addr: u64, len: usize) -> Result<(), CopyError> {
         let bytes = self.arrived.clone().ok_or(CopyError::Gone)?;
         assert_eq!(bytes.len(), len);
-        self.remote_write(via, rkey, addr, &bytes).map_err(CopyError::from)
+        self.remote_write(context, rkey, addr, &bytes).map_err(CopyError::from)
     }
 }

@@ -1,8 +1,10 @@
-//! Two endpoints in one thread, with memory of vectors, stepped until nothing moves; what the wire does to each packet is the test's choice.
+//! Two endpoints in one thread, stepped until idle; the test decides the fate of each packet.
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 
+mod connect;
 pub(crate) mod memory;
-mod sending;
+mod requests;
+mod transmit;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,13 +12,12 @@ use std::time::Duration;
 
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{LaneId, Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::qp::{LaneId, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{
     self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
 use doorbell_roce_proto::work::{
-    Completion, CompletionOpcode, CqId, Destination, Operation, Payload, PostError, ReceiveRequest, SendRequest, SrqId,
-    Status,
+    Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId, Status,
 };
 use doorbell_roce_proto::{
     AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LanePacket, Mtu, Psn, Qpn, SrqInit,
@@ -24,36 +25,36 @@ use doorbell_roce_proto::{
 };
 
 use memory::{Regions, Rights};
+#[allow(unused_imports, reason = "each test binary uses its part of them")]
+pub(crate) use requests::{atomic_on, pattern, read_from, request, send, write_operation, write_to};
 
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
 pub(crate) const RECV_CQ: CqId = CqId(2);
-/// The queue key of both ends of a UD pair.
+/// The Q_Key of both ends of a UD pair.
 pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
-/// Whether the two are on one host, with a lane between them: so in the test binary of that name, which has the tests of others once more.
-pub(crate) fn lanes() -> bool {
-    module_path!().starts_with("lanes::")
+/// Whether the two are connected by a shm link: so in the test binary `shm`, which includes the
+/// others' tests.
+pub(crate) fn over_shm() -> bool {
+    module_path!().starts_with("shm::")
 }
 
-/// Longer payloads are referred to on a lane.
-pub(crate) const LANE_INLINE: usize = 100;
+/// On a shm link, longer payloads go by reference.
+pub(crate) const SHM_INLINE: usize = 100;
 
-/// What the wire does to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Deliver,
     Drop,
     Duplicate,
-    /// Behind so many later packets.
+    /// Delayed behind this many later packets.
     Delay(usize),
 }
 
-/// A packet as it was sent, for the test to look at.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
-    /// Which endpoint sent it.
     pub(crate) from: usize,
     pub(crate) bytes: Vec<u8>,
 }
@@ -73,16 +74,16 @@ pub(crate) struct Node {
     pub(crate) memory: Regions,
     pub(crate) address: IpAddr,
     pub(crate) qpn: Qpn,
-    /// The queue pair that [`Pair::swap`] puts in its place, once there is one.
+    /// The queue pair that [`Pair::swap`] exchanges with `qpn`, if any.
     pub(crate) second: Option<Qpn>,
-    /// What its queue pairs take receives from.
+    /// The shared receive queue of its queue pairs.
     pub(crate) srq: Option<SrqId>,
     pub(crate) completions: Vec<(CqId, Completion)>,
     pub(crate) events: Vec<AsyncEvent>,
 }
 
-/// How a pair is set up.
 #[derive(Clone, Copy, Debug)]
+// fields: one per independent attribute of a test
 pub(crate) struct Setup {
     pub(crate) mtu: Mtu,
     pub(crate) window: u32,
@@ -100,13 +101,14 @@ pub(crate) struct Setup {
     /// Packets delivered before both nodes may send again.
     pub(crate) batch: usize,
     pub(crate) transport: Transport,
-    /// The second node's queue pairs share a receive queue.
+    /// The second node's queue pairs use a shared receive queue.
     pub(crate) srq: Option<SrqInit>,
-    /// The most payload of a packet on a lane; that of the path MTU for `None`, so that the tests are the same.
-    pub(crate) lane_mtu: Option<usize>,
-    /// Packets from the middle of messages are asked for by the short way first.
-    pub(crate) short_way: bool,
-    pub(crate) acknowledges_first: bool,
+    /// Maximum payload of a shm packet; the path MTU for `None`, so that tests are independent of
+    /// the link.
+    pub(crate) shm_mtu: Option<usize>,
+    /// Try the fast paths first.
+    pub(crate) fast_path: bool,
+    pub(crate) ack_before_requests: bool,
 }
 
 impl Default for Setup {
@@ -132,25 +134,25 @@ impl Default for Setup {
             batch: 64,
             transport: Transport::Rc,
             srq: None,
-            lane_mtu: None,
-            short_way: true,
-            acknowledges_first: false,
+            shm_mtu: None,
+            fast_path: true,
+            ack_before_requests: false,
         }
     }
 }
 
-/// Two endpoints, one queue pair each, connected to each other, and the wire between them.
+/// Two endpoints with one queue pair each, connected to each other, and the link between them.
 pub(crate) struct Pair {
     pub(crate) nodes: [Node; 2],
     pub(crate) now: Instant,
     pub(crate) setup: Setup,
-    /// Every packet sent, lost ones too.
+    /// Every packet sent, including lost ones.
     pub(crate) log: Vec<Sent>,
-    /// Packets on the wire, each with the number of deliveries that it waits for.
+    /// Packets in flight, each with the number of deliveries that it waits for.
     flight: VecDeque<(usize, Sent)>,
     delivered: usize,
-    /// Packets that were received by the short way.
-    pub(crate) shorts: usize,
+    /// Packets received on the fast path.
+    pub(crate) fast_path_hits: usize,
 }
 
 pub(crate) fn qp_init(signal_all: bool) -> QpInit {
@@ -171,7 +173,6 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
 }
 
 impl Pair {
-    /// Both in RTS.
     pub(crate) fn connected(setup: Setup) -> Self {
         let mut pair = Self::in_rtr(setup);
         pair.enter_rts(0);
@@ -179,30 +180,29 @@ impl Pair {
         pair
     }
 
-    /// Both in RTR.
     pub(crate) fn in_rtr(setup: Setup) -> Self {
         let mut addresses: [IpAddr; 2] = if setup.v6 {
             ["fd09::1".parse().unwrap(), "fd09::2".parse().unwrap()]
         } else {
             ["10.9.0.1".parse().unwrap(), "10.9.0.2".parse().unwrap()]
         };
-        if lanes() {
+        if over_shm() {
             addresses[1] = addresses[0];
         }
         let node = |at: usize| {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
                 seed: at as u64 + 1,
                 window: setup.window,
-                lane_window: setup.window,
+                shm_window: setup.window,
                 mtu: setup.mtu,
-                lane_mtu: setup.lane_mtu.unwrap_or(setup.mtu.bytes()),
-                lane_inline: LANE_INLINE,
+                shm_mtu: setup.shm_mtu.unwrap_or(setup.mtu.bytes()),
+                shm_inline_threshold: SHM_INLINE,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq,
-                acknowledges_first: setup.acknowledges_first,
+                acknowledges_first: setup.ack_before_requests,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -223,7 +223,7 @@ impl Pair {
             log: Vec::new(),
             flight: VecDeque::new(),
             delivered: 0,
-            shorts: 0,
+            fast_path_hits: 0,
         };
         pair.enter_rtr();
         pair
@@ -238,7 +238,7 @@ impl Pair {
         }
     }
 
-    /// Connects a second queue pair of each node, which is put in the place of the first.
+    /// Connects a second queue pair of each node, and makes it the current one.
     pub(crate) fn connect_second(&mut self) {
         let setup = self.setup;
         for node in &mut self.nodes {
@@ -246,7 +246,7 @@ impl Pair {
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
                 srq: node.srq,
-                acknowledges_first: setup.acknowledges_first,
+                acknowledges_first: setup.ack_before_requests,
                 ..qp_init(setup.signal_all)
             });
         }
@@ -255,7 +255,7 @@ impl Pair {
         self.enter_rts(1);
     }
 
-    /// Turns to the other queue pair of each node.
+    /// Switches to the other queue pair of each node.
     pub(crate) fn swap(&mut self) {
         for node in &mut self.nodes {
             let second = node.second.replace(node.qpn);
@@ -263,92 +263,14 @@ impl Pair {
         }
     }
 
-    /// Posts a receive for any queue pair of the second node.
+    /// Posts a receive to the shared receive queue of the second node.
     pub(crate) fn receive_shared(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let node = &mut self.nodes[1];
         let srq = node.srq.expect("the setup has a shared receive queue");
         node.endpoint.post_shared_receive(srq, &ReceiveRequest { wr_id, sges })
     }
 
-    pub(crate) fn init_modify(&self) -> Modify {
-        Modify {
-            state: Some(State::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: (self.setup.transport != Transport::Ud).then_some(self.setup.access),
-            qkey: (self.setup.transport == Transport::Ud).then_some(QKEY),
-            ..Modify::default()
-        }
-    }
-
-    pub(crate) fn rtr_modify(&self, at: usize) -> Modify {
-        let peer = &self.nodes[1 - at];
-        let reliable = self.setup.transport == Transport::Rc;
-        if self.setup.transport == Transport::Ud {
-            return Modify {
-                state: Some(State::Rtr),
-                ..Modify::default()
-            };
-        }
-        Modify {
-            state: Some(State::Rtr),
-            path: Some(Path {
-                local: self.nodes[at].address,
-                remote: peer.address,
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
-                lane: lane_to(1 - at),
-            }),
-            path_mtu: Some(self.setup.mtu),
-            dest_qpn: Some(peer.qpn),
-            rq_psn: Some(Psn::new(self.setup.psns[1 - at])),
-            max_dest_rd_atomic: reliable.then_some(self.setup.dest_rd_atomic),
-            min_rnr_timer: reliable.then_some(self.setup.rnr_timer),
-            ..Modify::default()
-        }
-    }
-
-    pub(crate) fn rts_modify(&self, at: usize) -> Modify {
-        let reliable = self.setup.transport == Transport::Rc;
-        Modify {
-            state: Some(State::Rts),
-            sq_psn: Some(Psn::new(self.setup.psns[at])),
-            timeout: reliable.then_some(self.setup.timeout),
-            retry_cnt: reliable.then_some(self.setup.retry_cnt),
-            rnr_retry: reliable.then_some(self.setup.rnr_retry),
-            max_rd_atomic: reliable.then_some(self.setup.rd_atomic),
-            ..Modify::default()
-        }
-    }
-
-    pub(crate) fn enter_rts(&mut self, at: usize) {
-        let modify = self.rts_modify(at);
-        self.modify(at, &modify);
-    }
-
-    pub(crate) fn modify(&mut self, at: usize, modify: &Modify) {
-        let node = &mut self.nodes[at];
-        node.endpoint.modify_qp(self.now, node.qpn, modify).unwrap();
-    }
-
-    pub(crate) fn enter(&mut self, at: usize, state: State) {
-        let notify = (state == State::Sqd).then_some(self.setup.sqd_notify);
-        self.modify(
-            at,
-            &Modify {
-                state: Some(state),
-                sqd_async_notify: notify,
-                ..Modify::default()
-            },
-        );
-    }
-
-    pub(crate) fn state(&self, at: usize) -> State {
-        self.nodes[at].endpoint.query_qp(self.nodes[at].qpn).unwrap().state
-    }
-
-    /// Registers `bytes` at a node with all rights, and gives it as one element.
+    /// Registers `bytes` at a node with all rights; returns the whole region as an SGE.
     pub(crate) fn region(&mut self, at: usize, bytes: Vec<u8>) -> Sge {
         self.nodes[at].memory.register(bytes, Rights::ALL)
     }
@@ -358,7 +280,7 @@ impl Pair {
         node.endpoint.post_send(self.now, node.qpn, request).unwrap();
     }
 
-    /// Where a node's datagrams for the other one go.
+    /// The destination of a node's datagrams to the other one.
     pub(crate) fn destination(&self, at: usize) -> Destination {
         let (node, peer) = (&self.nodes[at], &self.nodes[1 - at]);
         Destination {
@@ -368,7 +290,7 @@ impl Pair {
                 traffic_class: 3,
                 hop_limit: 9,
                 flow_label: 0,
-                lane: lane_to(1 - at),
+                lane: shm_link_to(1 - at),
             },
             qpn: peer.qpn,
             qkey: QKEY,
@@ -391,12 +313,12 @@ impl Pair {
             .unwrap();
     }
 
-    /// Runs without loss until nothing moves.
     pub(crate) fn run(&mut self) {
         self.run_with(|_, _| Fate::Deliver);
     }
 
-    /// Runs until nothing moves, at most 120 s of virtual time; `fate` is asked with each packet and its number in the log.
+    /// Runs until idle, at most 120 s of virtual time; `fate` is called with each packet and its
+    /// number in the log.
     pub(crate) fn run_with(&mut self, mut fate: impl FnMut(usize, &Sent) -> Fate) {
         let end = self.now + Duration::from_secs(120);
         loop {
@@ -412,7 +334,7 @@ impl Pair {
         }
     }
 
-    /// Exchanges packets until there are none, without letting time pass.
+    /// Exchanges packets until there are none, without advancing the time.
     pub(crate) fn exchange(&mut self, fate: &mut impl FnMut(usize, &Sent) -> Fate) {
         loop {
             let mut moved = self.transmit(0, fate);
@@ -431,13 +353,13 @@ impl Pair {
                 let Some((due, _)) = self.flight.front() else {
                     return;
                 };
-                // Nothing else comes that it could be behind of.
+                // No later packet will come: deliver it now.
                 self.delivered = *due;
             }
         }
     }
 
-    /// Takes the next packet of a node, which is then lost unless the caller delivers it.
+    /// Polls the next packet of a node, which is lost unless the caller delivers it.
     pub(crate) fn transmit_one(&mut self, at: usize) -> Option<Sent> {
         let mut buf = [0xee; 4096 + 128];
         if let Some(sent) = self.transmit_middle(at, &mut buf) {
@@ -449,22 +371,22 @@ impl Pair {
         let transmit = transmit?;
         assert_eq!(transmit.src, node.address);
         assert!(transmit.qpn == node.qpn || Some(transmit.qpn) == node.second);
-        assert_eq!(transmit.lane, lane_to(1 - at));
+        assert_eq!(transmit.lane, shm_link_to(1 - at));
         let mut bytes = buf[..transmit.len].to_vec();
-        let referred = node.memory.take_referred();
-        if lanes() {
+        let referred = node.memory.take_by_ref();
+        if over_shm() {
             bytes = on_the_wire(&transmit, &bytes, referred);
         }
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
         let sent = Sent { from: at, bytes };
-        assert!(sent.packet().payload.len() <= self.setup.lane_mtu.unwrap_or(self.setup.mtu.bytes()));
+        assert!(sent.packet().payload.len() <= self.setup.shm_mtu.unwrap_or(self.setup.mtu.bytes()));
         self.log.push(sent.clone());
         Some(sent)
     }
 
-    /// Takes the next packet of a node by the short way.
+    /// Polls the next packet of a node on the fast path for MIDDLE packets.
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
-        let node = self.nodes.get_mut(at).filter(|_| self.setup.short_way)?;
+        let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
         let len = node.endpoint.poll_middle(&mut node.memory, buf)?;
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
@@ -477,24 +399,24 @@ impl Pair {
         Some(sent)
     }
 
-    /// Hands a packet to the other node.
+    /// Delivers a packet to the other node.
     pub(crate) fn deliver(&mut self, sent: &Sent) {
         let (src, to) = (self.nodes[sent.from].address, 1 - sent.from);
         let node = &mut self.nodes[to];
-        if let Some(lane) = lane_to(sent.from) {
+        if let Some(link) = shm_link_to(sent.from) {
             let packet = sent.packet();
             let mut headers = [0; MAX_HEADER_LEN];
             let end = wire::write_headers(&mut headers, &packet.bth, &packet.extension).unwrap();
             node.memory.arrive(packet.payload);
             let packet = LanePacket {
-                lane,
+                lane: link,
                 address: node.address,
                 headers: &headers[..end],
                 len: packet.payload.len(),
             };
             let now = self.now;
-            let short = self.setup.short_way && node.endpoint.handle_short(&packet, &mut node.memory);
-            self.shorts += usize::from(short);
+            let short = self.setup.fast_path && node.endpoint.handle_short(&packet, &mut node.memory);
+            self.fast_path_hits += usize::from(short);
             if !short {
                 node.endpoint.handle_lane(|| now, &packet, &mut node.memory);
             }
@@ -513,7 +435,7 @@ impl Pair {
         drain(node);
     }
 
-    /// Hands a node a packet that its peer did not send, but might have.
+    /// Delivers a forged packet to a node.
     pub(crate) fn forge(&mut self, to: usize, opcode: Opcode, psn: u32, extension: &Extension, payload: &[u8]) {
         let mut bth = Bth::new(opcode, self.nodes[to].qpn, Psn::new(psn));
         bth.ack_req = true;
@@ -525,7 +447,7 @@ impl Pair {
         self.deliver(&Sent { from, bytes });
     }
 
-    /// The syndromes of the acknowledgements a node has sent.
+    /// The syndromes of the ACKs and NAKs that a node has sent.
     pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {
         let sent = self
             .log
@@ -535,13 +457,12 @@ impl Pair {
             .collect()
     }
 
-    /// The PSN of a packet a node expects next.
     pub(crate) fn expected_psn(&self, at: usize) -> u32 {
         let node = &self.nodes[at];
         node.endpoint.query_qp(node.qpn).unwrap().set.rq_psn.unwrap().get()
     }
 
-    /// The completions of a queue so far: (wr_id, status).
+    /// The completions of a CQ so far: (wr_id, status).
     pub(crate) fn completed(&self, at: usize, cq: CqId) -> Vec<(u64, Status)> {
         let of_cq = self.nodes[at].completions.iter().filter(|(of, _)| *of == cq);
         of_cq
@@ -549,7 +470,6 @@ impl Pair {
             .collect()
     }
 
-    /// The opcodes sent by a node so far.
     pub(crate) fn opcodes(&self, at: usize) -> Vec<Opcode> {
         self.log
             .iter()
@@ -563,17 +483,17 @@ impl Pair {
     }
 }
 
-/// The lane that leads to node `at`, or comes from it.
-pub(crate) fn lane_to(at: usize) -> Option<LaneId> {
-    lanes().then_some(LaneId(at as u32))
+/// The shm link to or from node `at`.
+pub(crate) fn shm_link_to(at: usize) -> Option<LaneId> {
+    over_shm().then_some(LaneId(at as u32))
 }
 
-/// A lane's packet as it would be on the wire.
-fn on_the_wire(transmit: &Transmit, written: &[u8], referred: Vec<u8>) -> Vec<u8> {
+/// Converts a shm packet to the UDP format.
+fn on_the_wire(transmit: &Transmit, written: &[u8], by_ref: Vec<u8>) -> Vec<u8> {
     let (headers, here) = written.split_at(transmit.headers);
-    assert_eq!(referred.len(), transmit.referred as usize);
-    assert!(here.is_empty() || referred.is_empty());
-    let payload = [here, &referred].concat();
+    assert_eq!(by_ref.len(), transmit.referred as usize);
+    assert!(here.is_empty() || by_ref.is_empty());
+    let payload = [here, &by_ref].concat();
     let (bth, extension) = wire::parse_headers(headers, payload.len()).unwrap();
     let mut bytes = vec![0; packet_len(bth.opcode, payload.len())];
     let start = wire::write(&mut bytes, &bth, &extension, payload.len()).unwrap();
@@ -587,69 +507,7 @@ fn drain(node: &mut Node) {
     node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));
 }
 
-/// A signalled request.
-pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendRequest<'a> {
-    SendRequest {
-        wr_id,
-        operation,
-        payload: Payload::Gather(sges),
-        signalled: true,
-        fence: false,
-        solicited: false,
-    }
-}
-
-pub(crate) fn send<'a>(wr_id: u64, sges: &'a [Sge]) -> SendRequest<'a> {
-    request(wr_id, Operation::Send { imm: None }, sges)
-}
-
-pub(crate) fn write_to<'a>(wr_id: u64, sges: &'a [Sge], target: Sge) -> SendRequest<'a> {
-    request(wr_id, write_operation(target, None), sges)
-}
-
-pub(crate) fn write_operation(target: Sge, imm: Option<u32>) -> Operation {
-    Operation::Write {
-        addr: target.addr,
-        rkey: memory::rkey(target),
-        imm,
-    }
-}
-
-pub(crate) fn read_from<'a>(wr_id: u64, sges: &'a [Sge], source: Sge) -> SendRequest<'a> {
-    let operation = Operation::Read {
-        addr: source.addr,
-        rkey: memory::rkey(source),
-    };
-    request(wr_id, operation, sges)
-}
-
-pub(crate) fn atomic_on<'a>(
-    wr_id: u64,
-    result: &'a [Sge],
-    target: Sge,
-    op: doorbell_roce_proto::memory::AtomicOp,
-) -> SendRequest<'a> {
-    let operation = Operation::Atomic {
-        addr: target.addr,
-        rkey: memory::rkey(target),
-        op,
-    };
-    request(wr_id, operation, result)
-}
-
-/// `len` bytes that differ from their neighbours and from those of other seeds.
-pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    let byte = |_| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    (0..len).map(byte).collect()
-}
-
-/// The receive completions' interesting part.
+/// The opcode, length and immediate data of a receive completion.
 pub(crate) fn receive_of(completion: &Completion) -> (CompletionOpcode, u32, Option<u32>) {
     (completion.opcode, completion.byte_len, completion.imm)
 }
@@ -662,7 +520,7 @@ pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
     (pair, local, remote)
 }
 
-/// Has the first queue pair of a UC or UD pair fail a send request.
+/// Makes the first queue pair of a UC or UD pair fail a send request.
 pub(crate) fn fail_sending(pair: &mut Pair) {
     let nowhere = Sge {
         addr: 0,
@@ -682,12 +540,11 @@ pub(crate) fn fail_sending(pair: &mut Pair) {
     assert_eq!(pair.state(0), State::Sqe);
 }
 
-/// A wire that is cut.
 pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {
     Fate::Drop
 }
 
-/// These requests, all well.
+/// These requests, completed successfully.
 pub(crate) fn success(wr_ids: impl IntoIterator<Item = u64>) -> Vec<(u64, Status)> {
     wr_ids.into_iter().map(|wr_id| (wr_id, Status::Success)).collect()
 }

@@ -8,20 +8,20 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// Leads an identifier to `to`.
+/// Resolves address and route of an identifier to `to`.
 fn resolved(channel: *mut rdma_event_channel, space: rdma_port_space, to: std::net::SocketAddr) -> Id {
     let id = Id::new(channel, space);
     // SAFETY: live.
     unsafe {
         ok(rdma_resolve_addr(id.0, ptr::null_mut(), at(&sys(to)), 1000));
-        happens(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+        expect_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
         ok(rdma_resolve_route(id.0, 1000));
     }
-    happens(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    expect_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
     id
 }
 
-/// Connects a new identifier to a listener, and gives both ends.
+/// Connects a new identifier to a listener; returns both ends.
 fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, to: std::net::SocketAddr) -> [Id; 2] {
     let client = resolved(active, RDMA_PS_TCP, to);
     client.create_qp();
@@ -30,47 +30,47 @@ fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, 
         ok(rdma_connect(client.0, &mut param(b"hello")));
         let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
         let server = Id((*request).id);
-        assert!(said(request).starts_with(b"hello\0") && said(request).len() == 56);
-        let asked = (*request).param.conn;
+        assert!(private_data_of(request).starts_with(b"hello\0") && private_data_of(request).len() == 56);
+        let requested = (*request).param.conn;
         assert_eq!(
-            (asked.responder_resources, asked.initiator_depth),
+            (requested.responder_resources, requested.initiator_depth),
             (2, 3),
             "as this side sees it"
         );
-        assert_eq!(asked.qp_num, (*client.get().qp).qp_num);
+        assert_eq!(requested.qp_num, (*client.get().qp).qp_num);
         server.create_qp();
         ok(rdma_accept(server.0, &mut param(b"welcome")));
         ok(rdma_ack_cm_event(request));
         let reply = event(active, RDMA_CM_EVENT_ESTABLISHED);
-        assert!(said(reply).starts_with(b"welcome\0") && said(reply).len() == 196);
+        assert!(private_data_of(reply).starts_with(b"welcome\0") && private_data_of(reply).len() == 196);
         assert_eq!((*reply).param.conn.qp_num, (*server.get().qp).qp_num);
         ok(rdma_ack_cm_event(reply));
-        happens(passive, RDMA_CM_EVENT_ESTABLISHED);
+        expect_event(passive, RDMA_CM_EVENT_ESTABLISHED);
         [client, server]
     }
 }
 
 #[test]
-fn a_connection_from_beginning_to_end() {
+fn connection_life_cycle() {
     let (active, passive) = (channel(), channel());
     let address = fresh(1);
     let listener = Id::listening(passive, RDMA_PS_TCP, address);
     let [client, server] = connected(active, passive, address);
     assert_eq!([client.state(), server.state()], [IBV_QPS_RTS; 2]);
-    // SAFETY: all is live, and given up at the end.
+    // SAFETY: all is live, and not used again at the end.
     unsafe {
         assert_eq!(rdma_get_dst_port(client.0), address.port().to_be());
         assert_eq!(rdma_get_src_port(server.0), address.port().to_be());
         assert_eq!(rdma_get_src_port(client.0), rdma_get_dst_port(server.0));
         assert_eq!(client.get().route.num_paths, 1);
         assert!(!client.get().verbs.is_null() && client.get().port_num == 1);
-        talk(client, server, b"from the client");
-        talk(server, client, b"from the server");
+        send_message(client, server, b"from the client");
+        send_message(server, client, b"from the server");
 
         ok(rdma_disconnect(server.0));
         assert_eq!(server.state(), IBV_QPS_ERR);
-        happens(active, RDMA_CM_EVENT_DISCONNECTED);
-        happens(passive, RDMA_CM_EVENT_DISCONNECTED);
+        expect_event(active, RDMA_CM_EVENT_DISCONNECTED);
+        expect_event(passive, RDMA_CM_EVENT_DISCONNECTED);
         ok(rdma_disconnect(client.0));
         assert_eq!(client.state(), IBV_QPS_ERR);
         for id in [client, server, listener] {
@@ -88,7 +88,7 @@ fn destroying_one_end_disconnects_the_other() {
     let listener = Id::listening(passive, RDMA_PS_TCP, address);
     let [client, server] = connected(active, passive, address);
     client.destroy();
-    happens(passive, RDMA_CM_EVENT_DISCONNECTED);
+    expect_event(passive, RDMA_CM_EVENT_DISCONNECTED);
     server.destroy();
     listener.destroy();
 }
@@ -98,14 +98,14 @@ fn rejected_with_a_reason_and_without_an_answer() {
     let (active, passive) = (channel(), channel());
     let address = fresh(1);
     let listener = Id::listening(passive, RDMA_PS_TCP, address);
-    let ask = || {
+    let connect = || {
         let client = resolved(active, RDMA_PS_TCP, address);
         client.create_qp();
         // SAFETY: live.
         ok(unsafe { rdma_connect(client.0, &mut param(b"")) });
         client
     };
-    let client = ask();
+    let client = connect();
     let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
     // SAFETY: live.
     unsafe {
@@ -114,15 +114,15 @@ fn rejected_with_a_reason_and_without_an_answer() {
         ok(rdma_reject(server.0, b"no".as_ptr().cast(), 2));
         let rejected = event(active, RDMA_CM_EVENT_REJECTED);
         assert_eq!((*rejected).status, 28, "by the consumer");
-        assert!(said(rejected).starts_with(b"no\0"));
+        assert!(private_data_of(rejected).starts_with(b"no\0"));
         ok(rdma_ack_cm_event(rejected));
         assert_eq!(client.state(), IBV_QPS_ERR);
         server.destroy();
         client.destroy();
     }
 
-    // Nobody has looked at the request when its listener goes.
-    let client = ask();
+    // The request has not been taken when its listener is destroyed.
+    let client = connect();
     // Readable, so the request is there.
     let mut fd = libc::pollfd {
         // SAFETY: live.
@@ -133,11 +133,11 @@ fn rejected_with_a_reason_and_without_an_answer() {
     // SAFETY: one descriptor.
     assert_eq!(unsafe { libc::poll(&mut fd, 1, 20_000) }, 1);
     listener.destroy();
-    assert_eq!(happens(active, RDMA_CM_EVENT_REJECTED), 28);
+    assert_eq!(expect_event(active, RDMA_CM_EVENT_REJECTED), 28);
     client.destroy();
 
-    let client = ask();
-    assert_eq!(happens(active, RDMA_CM_EVENT_REJECTED), 8, "nobody listens");
+    let client = connect();
+    assert_eq!(expect_event(active, RDMA_CM_EVENT_REJECTED), 8, "no listener");
     client.destroy();
 }
 
@@ -152,9 +152,9 @@ fn a_wildcard_listens_on_every_device() {
     assert_ne!(port, 0);
     for last in [1, 2] {
         let [client, server] = connected(active, passive, (own_address(last), port).into());
-        talk(client, server, b"hello");
+        send_message(client, server, b"hello");
         client.destroy();
-        happens(passive, RDMA_CM_EVENT_DISCONNECTED);
+        expect_event(passive, RDMA_CM_EVENT_DISCONNECTED);
         server.destroy();
     }
     listener.destroy();
@@ -169,19 +169,20 @@ fn an_identifier_moves_with_its_events() {
     // SAFETY: live.
     unsafe {
         ok(rdma_disconnect(client.0));
-        happens(active, RDMA_CM_EVENT_DISCONNECTED);
-        // Told by the same thread, after what the client was told or before: it is on its way, or there.
+        expect_event(active, RDMA_CM_EVENT_DISCONNECTED);
+        // Queued by the same thread as the client's event, before or after it: in flight, or
+        // already queued.
         ok(rdma_migrate_id(server.0, other));
         assert_eq!(server.get().channel, other);
     }
-    happens(other, RDMA_CM_EVENT_DISCONNECTED);
+    expect_event(other, RDMA_CM_EVENT_DISCONNECTED);
     for id in [client, server, listener] {
         id.destroy();
     }
 }
 
 #[test]
-fn queue_pairs_of_ones_own() {
+fn external_queue_pairs() {
     let (active, passive) = (channel(), channel());
     let address = fresh(1);
     let listener = Id::listening(passive, RDMA_PS_TCP, address);
@@ -192,11 +193,11 @@ fn queue_pairs_of_ones_own() {
         let mut mask = 0;
         attr.qp_state = IBV_QPS_RTR;
         fails(rdma_init_qp_attr(client.0, &mut attr, &mut mask), libc::EINVAL);
-        let asked = rdma_conn_param {
+        let requested = rdma_conn_param {
             qp_num: 0x1234,
             ..param(b"")
         };
-        ok(rdma_connect(client.0, &mut asked.clone()));
+        ok(rdma_connect(client.0, &mut requested.clone()));
         let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
         let server = Id((*request).id);
         assert_eq!((*request).param.conn.qp_num, 0x1234);
@@ -206,7 +207,7 @@ fn queue_pairs_of_ones_own() {
         };
         ok(rdma_accept(server.0, &mut accepted.clone()));
         ok(rdma_ack_cm_event(request));
-        happens(active, RDMA_CM_EVENT_CONNECT_RESPONSE);
+        expect_event(active, RDMA_CM_EVENT_CONNECT_RESPONSE);
         ok(rdma_init_qp_attr(client.0, &mut attr, &mut mask));
         assert_eq!(attr.dest_qp_num, 0x4321);
         assert_eq!((attr.max_dest_rd_atomic, attr.ah_attr.is_global), (2, 1));
@@ -215,7 +216,7 @@ fn queue_pairs_of_ones_own() {
         ok(rdma_init_qp_attr(client.0, &mut attr, &mut mask));
         assert_eq!(attr.qp_access_flags & IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_READ);
         ok(rdma_establish(client.0));
-        happens(passive, RDMA_CM_EVENT_ESTABLISHED);
+        expect_event(passive, RDMA_CM_EVENT_ESTABLISHED);
         for id in [client, server, listener] {
             id.destroy();
         }
@@ -223,11 +224,11 @@ fn queue_pairs_of_ones_own() {
 }
 
 #[test]
-fn a_datagram_service_is_looked_up() {
+fn datagram_service_is_resolved() {
     let (active, passive) = (channel(), channel());
     let address = fresh(2);
     let listener = Id::listening(passive, RDMA_PS_UDP, address);
-    let ask = || {
+    let connect = || {
         let client = resolved(active, RDMA_PS_UDP, address);
         // SAFETY: live.
         ok(unsafe { rdma_connect(client.0, &mut param(b"who")) });
@@ -235,7 +236,7 @@ fn a_datagram_service_is_looked_up() {
     };
     // SAFETY: all is live.
     unsafe {
-        let client = ask();
+        let client = connect();
         let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
         let (server, ud) = (Id((*request).id), (*request).param.ud);
         assert_eq!(ud.private_data_len, 180);
@@ -257,12 +258,12 @@ fn a_datagram_service_is_looked_up() {
         server.destroy();
         client.destroy();
 
-        let client = ask();
+        let client = connect();
         let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
         let server = Id((*request).id);
         ok(rdma_reject(server.0, ptr::null(), 0));
         ok(rdma_ack_cm_event(request));
-        assert_eq!(happens(active, RDMA_CM_EVENT_UNREACHABLE), 2, "rejected");
+        assert_eq!(expect_event(active, RDMA_CM_EVENT_UNREACHABLE), 2, "rejected");
         server.destroy();
         client.destroy();
     }
@@ -289,9 +290,9 @@ fn a_shared_receive_queue_of_the_identifier() {
         server.create_qp();
         assert_eq!((*server.get().qp).srq, server.get().srq);
         ok(rdma_accept(server.0, ptr::null_mut()));
-        happens(active, RDMA_CM_EVENT_ESTABLISHED);
-        happens(passive, RDMA_CM_EVENT_ESTABLISHED);
-        talk(client, server, b"shared");
+        expect_event(active, RDMA_CM_EVENT_ESTABLISHED);
+        expect_event(passive, RDMA_CM_EVENT_ESTABLISHED);
+        send_message(client, server, b"shared");
         for id in [client, server, listener] {
             id.destroy();
         }

@@ -1,4 +1,4 @@
-//! What the tests share: the devices, and the calls with their results checked.
+//! Shared by the tests: the devices, and calls with their results checked.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +12,7 @@ use doorbell_verbs_sys::rdmacm::*;
 use doorbell_verbs_sys::*;
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
-/// An address of this process alone, so that tests of several processes do not meet.
+/// An address unique to this process, so that concurrent test processes do not interfere.
 pub(crate) fn own_address(last: u8) -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 1 + (pid >> 8) as u8 % 250, pid as u8, last))
@@ -30,7 +30,7 @@ pub(crate) fn devices() {
     });
 }
 
-/// An address of a device with a port that no other test has.
+/// An address of a device with a port that no other test uses.
 pub(crate) fn fresh(last: u8) -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(7000);
     SocketAddr::new(own_address(last), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -59,7 +59,6 @@ pub(crate) fn at(address: &SockaddrStorage) -> *mut libc::sockaddr {
     address.as_ptr().cast_mut()
 }
 
-/// An identifier.
 #[derive(Clone, Copy)]
 pub(crate) struct Id(pub(crate) *mut rdma_cm_id);
 
@@ -86,7 +85,7 @@ impl Id {
     }
 
     pub(crate) fn get(&self) -> &rdma_cm_id {
-        // SAFETY: live, and nobody changes it meanwhile in these tests.
+        // SAFETY: live, and not modified concurrently in these tests.
         unsafe { &*self.0 }
     }
 
@@ -101,11 +100,11 @@ impl Id {
     }
 
     pub(crate) fn destroy(self) {
-        // SAFETY: live, and given up.
+        // SAFETY: live, and not used again.
         unsafe { rdma_destroy_ep(self.0) };
     }
 
-    /// The state of its queue pair, as the device knows it.
+    /// The state of its queue pair, queried from the device.
     pub(crate) fn state(self) -> ibv_qp_state {
         // SAFETY: its queue pair is live; both structs are integers and pointers.
         unsafe {
@@ -122,7 +121,7 @@ impl Id {
     }
 }
 
-/// A queue pair with room for a little; the library makes its completion queues.
+/// A small queue pair; the library creates its completion queues.
 pub(crate) fn qp_init() -> ibv_qp_init_attr {
     // SAFETY: integers and pointers.
     let mut init: ibv_qp_init_attr = unsafe { core::mem::zeroed() };
@@ -154,11 +153,11 @@ pub(crate) fn channel() -> *mut rdma_event_channel {
     channel
 }
 
-/// The next event of a channel, which is to be of this kind.
+/// The next event of a channel, which must be of this kind.
 #[track_caller]
 pub(crate) fn event(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> *mut rdma_cm_event {
     let mut event = ptr::null_mut();
-    // SAFETY: the channel is live, the event is when it came.
+    // SAFETY: the channel is live, and so is the event once returned.
     unsafe {
         ok(rdma_get_cm_event(channel, &mut event));
         assert_eq!((*event).event, kind, "status {}", (*event).status);
@@ -166,9 +165,9 @@ pub(crate) fn event(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) 
     event
 }
 
-/// The same, acknowledged; its status.
+/// The same, acknowledged; returns its status.
 #[track_caller]
-pub(crate) fn happens(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> c_int {
+pub(crate) fn expect_event(channel: *mut rdma_event_channel, kind: rdma_cm_event_type) -> c_int {
     let event = event(channel, kind);
     // SAFETY: just taken.
     unsafe {
@@ -179,7 +178,7 @@ pub(crate) fn happens(channel: *mut rdma_event_channel, kind: rdma_cm_event_type
 }
 
 /// The private data of an event for a connection.
-pub(crate) fn said(event: *mut rdma_cm_event) -> Vec<u8> {
+pub(crate) fn private_data_of(event: *mut rdma_cm_event) -> Vec<u8> {
     // SAFETY: live, and its data is as long as it says.
     unsafe {
         let conn = (*event).param.conn;
@@ -187,12 +186,13 @@ pub(crate) fn said(event: *mut rdma_cm_event) -> Vec<u8> {
     }
 }
 
-/// Sends `message` from one queue pair to the other, as they are connected, and checks that it comes.
-pub(crate) fn talk(from: Id, to: Id, message: &[u8]) {
+/// Sends `message` between two connected queue pairs, and checks that it arrives.
+pub(crate) fn send_message(from: Id, to: Id, message: &[u8]) {
     let api = doorbell_softroce_ibverbs::api();
     let mut outbox = message.to_vec();
     let mut inbox = vec![0_u8; message.len()];
-    // SAFETY: all is live; the memory is until its region is deregistered, which is after its completion.
+    // SAFETY: all is live; the memory is until its region is deregistered, which is after its
+    // completion.
     unsafe {
         let register = |id: Id, memory: &mut [u8]| {
             let mr = (api.reg_mr)(

@@ -1,4 +1,4 @@
-//! What is refused, and how.
+//! Refused calls and their errors.
 
 use std::net::SocketAddr;
 use std::ptr;
@@ -17,9 +17,9 @@ fn addresses() {
         // SAFETY: live.
         unsafe { rdma_bind_addr(id.0, at(&sys(to))) }
     };
-    // RFC 5737: nobody has this address.
+    // RFC 5737: reserved for documentation.
     fails(bind("192.0.2.1:7471"), libc::EADDRNOTAVAIL);
-    // An address of this host, but of no soft device of this process.
+    // An address of this host, but not of a soft device of this process.
     fails(bind("127.0.0.1:7471"), libc::ENODEV);
     // SAFETY: live.
     unsafe {
@@ -39,27 +39,27 @@ fn addresses() {
 }
 
 #[test]
-fn a_way_that_there_is_not() {
+fn no_route() {
     let id = Id::new(ptr::null_mut(), RDMA_PS_TCP);
-    let (own, nobody) = (sys(fresh(1)), sys("192.0.2.1:7471".parse().unwrap()));
+    let (own, unassigned) = (sys(fresh(1)), sys("192.0.2.1:7471".parse().unwrap()));
     // SAFETY: live.
     unsafe {
         fails(
-            rdma_resolve_addr(id.0, at(&nobody), at(&nobody), 1000),
+            rdma_resolve_addr(id.0, at(&unassigned), at(&unassigned), 1000),
             libc::EADDRNOTAVAIL,
         );
-        // From loopback to the world.
-        assert_eq!(rdma_resolve_addr(id.0, at(&own), at(&nobody), 1000), -1);
+        // From loopback to a global address.
+        assert_eq!(rdma_resolve_addr(id.0, at(&own), at(&unassigned), 1000), -1);
         assert_eq!((*id.get().event).event, RDMA_CM_EVENT_ADDR_ERROR);
         assert_eq!((*id.get().event).status, -errno());
-        // It may be led elsewhere then.
+        // It may then be resolved to another address.
         ok(rdma_resolve_addr(id.0, ptr::null_mut(), at(&sys(fresh(2))), 1000));
     }
     id.destroy();
 }
 
 #[test]
-fn calls_out_of_turn() {
+fn calls_in_the_wrong_phase() {
     let id = Id::new(ptr::null_mut(), RDMA_PS_TCP);
     // SAFETY: all is live, or null.
     unsafe {
@@ -111,7 +111,7 @@ fn options() {
 }
 
 #[test]
-fn what_there_is_not() {
+fn unsupported_features() {
     let mut id = ptr::null_mut();
     // SAFETY: `id` may be written; nothing is touched.
     unsafe {
@@ -146,7 +146,7 @@ fn devices_are_listed_open() {
 #[test]
 fn events_have_names() {
     let name = |event| {
-        // SAFETY: a string that lives for ever.
+        // SAFETY: a static string.
         unsafe { std::ffi::CStr::from_ptr(rdma_event_str(event)) }
             .to_str()
             .unwrap()

@@ -1,4 +1,4 @@
-//! Identifiers without a channel: calls wait for what they begin.
+//! Synchronous identifiers (without a channel): calls wait for their result.
 
 use std::ffi::CString;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
-/// What rdma_getaddrinfo(3) gives for an address.
+/// The result of rdma_getaddrinfo(3) for an address.
 struct Info(*mut rdma_addrinfo);
 
 impl Info {
@@ -56,7 +56,7 @@ fn request(listener: Id) -> Id {
 }
 
 #[test]
-fn endpoints_from_addresses_to_the_end() {
+fn endpoint_life_cycle() {
     let address = fresh(1);
     let listener = Info::new(address, RAI_PASSIVE, RDMA_PS_TCP).endpoint();
     // SAFETY: live.
@@ -68,7 +68,7 @@ fn endpoints_from_addresses_to_the_end() {
         unsafe {
             let event = server.get().event;
             assert_eq!((*event).event, RDMA_CM_EVENT_CONNECT_REQUEST);
-            assert!(said(event).starts_with(b"hello\0"));
+            assert!(private_data_of(event).starts_with(b"hello\0"));
             ok(rdma_accept(server.0, ptr::null_mut()));
             assert_eq!((*server.get().event).event, RDMA_CM_EVENT_ESTABLISHED);
         }
@@ -80,8 +80,8 @@ fn endpoints_from_addresses_to_the_end() {
     ok(unsafe { rdma_connect(client.0, &mut param(b"hello")) });
     let server = server.join().unwrap();
     assert_eq!([client.state(), server.state()], [IBV_QPS_RTS; 2]);
-    talk(client, server, b"one way");
-    talk(server, client, b"the other");
+    send_message(client, server, b"one way");
+    send_message(server, client, b"the other");
     // SAFETY: live.
     unsafe {
         ok(rdma_disconnect(client.0));
@@ -113,7 +113,7 @@ fn a_rejection_is_connection_refused() {
 }
 
 #[test]
-fn hints_decide_what_is_found() {
+fn getaddrinfo_hints() {
     let address = fresh(1);
     let info = Info::new(address, 0, RDMA_PS_UDP);
     // SAFETY: live.

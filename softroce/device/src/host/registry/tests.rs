@@ -1,4 +1,4 @@
-//! What neighbours write into the registry, whatever it is, and what is no registry at all.
+//! Invalid registries, and arbitrary content of a valid one.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -6,31 +6,29 @@ use std::os::fd::AsFd;
 
 use super::*;
 
-/// Another mapping of the same.
 fn again(registry: &Registry) -> Registry {
     Registry::attach(registry.fd().try_clone().unwrap()).unwrap()
 }
 
 /// Overwrites all of it but the first eight bytes.
-fn scribble(registry: &Registry, bytes: &[u8]) {
+fn overwrite(registry: &Registry, bytes: &[u8]) {
     let mut file = File::from(registry.fd().try_clone().unwrap());
     file.seek(SeekFrom::Start(8)).unwrap();
     file.write_all(&bytes[..LEN.get() - 8]).unwrap();
 }
 
-/// Everything that a member does with a registry.
 fn use_all(registry: &Registry, number: u32) {
-    let me = registry.enter((number % SLOTS as u32) as u16, Flags(number), number as u16);
-    assert!(registry.lives(me));
+    let me = registry.add_member((number % SLOTS as u32) as u16, Flags(number), number as u16);
+    assert!(registry.is_alive(me));
     assert_eq!(registry.flags(me), Some(Flags(number)));
     let others = [MemberId::new(number as u16, number), MemberId::new(u16::MAX, number)];
     for other in others
         .into_iter()
-        .chain(registry.holder())
+        .chain(registry.port_holder())
         .chain(registry.member(number as u16))
     {
         assert!(registry.udp_port(other) != Some(0));
-        let (_, _) = (registry.lives(other), registry.flags(other));
+        let (_, _) = (registry.is_alive(other), registry.flags(other));
     }
     assert_eq!(registry.member(u16::MAX), None);
     for qpn in [number, 0, 1, 0x00ff_ffff] {
@@ -45,14 +43,14 @@ fn use_all(registry: &Registry, number: u32) {
         assert_eq!(registry.find_service(number.into()), Some(me));
         registry.remove_service(number.into(), me);
     }
-    registry.set_holder(me);
-    assert_eq!(registry.holder(), Some(me));
-    registry.bury(MemberId::new(number as u16, number));
+    registry.set_port_holder(me);
+    assert_eq!(registry.port_holder(), Some(me));
+    registry.mark_gone(MemberId::new(number as u16, number));
     registry.leave(me);
-    assert!(!registry.lives(me) && registry.holder() != Some(me));
+    assert!(!registry.is_alive(me) && registry.port_holder() != Some(me));
 }
 
-/// Random words, and words that look like members, owners and services.
+/// Random words, and words that resemble members, owners and services.
 fn word(random: &mut impl FnMut() -> u64) -> u64 {
     match random() % 4 {
         0 => random(),
@@ -63,7 +61,7 @@ fn word(random: &mut impl FnMut() -> u64) -> u64 {
 }
 
 #[test]
-fn any_content() {
+fn arbitrary_content_is_harmless() {
     for seed in 1..=40_u64 {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut random = || {
@@ -74,13 +72,13 @@ fn any_content() {
         };
         let registry = Registry::create().unwrap();
         let words = std::iter::repeat_with(|| word(&mut random)).take(LEN.get() / 8);
-        scribble(&registry, &words.flat_map(u64::to_ne_bytes).collect::<Vec<u8>>());
+        overwrite(&registry, &words.flat_map(u64::to_ne_bytes).collect::<Vec<u8>>());
         use_all(&again(&registry), random() as u32);
     }
 }
 
 #[test]
-fn what_is_no_registry() {
+fn invalid_registries_are_refused() {
     let mut file = tempfile::tempfile().unwrap();
     file.set_len(LEN.get() as u64).unwrap();
     let refused = |fd: OwnedFd| Registry::attach(fd).is_err();
@@ -113,24 +111,24 @@ fn what_is_no_registry() {
 }
 
 #[test]
-fn generations() {
+fn a_new_generation_replaces_a_dead_member() {
     let registry = Registry::create().unwrap();
     let other = again(&registry);
-    let first = registry.enter(7, Flags::default(), 100);
+    let first = registry.add_member(7, Flags::default(), 100);
     let block = registry.claim(first, 0).unwrap();
     let qpn = Qpn::new((block.index() as u32) << 10 | 9);
     assert!(registry.add_service(5, first));
     assert_eq!((other.owner_of(qpn), other.find_service(5)), (Some(first), Some(first)));
-    // It dies without a word, and another has its slot.
-    let second = other.enter(7, Flags::UDP_ONLY, 200);
+    // It dies undetected, and its slot has a new member.
+    let second = other.add_member(7, Flags::UDP_ONLY, 200);
     assert_ne!(first, second);
-    assert!(!registry.lives(first) && registry.lives(second));
+    assert!(!registry.is_alive(first) && registry.is_alive(second));
     assert_eq!((registry.udp_port(first), registry.udp_port(second)), (None, Some(200)));
     assert_eq!((registry.owner_of(qpn), registry.find_service(5)), (None, None));
-    // Who finds the first one dead does the second no harm.
-    registry.bury(first);
-    assert!(registry.lives(second));
-    // What the first had can be had again, last of all.
+    // Marking the first one gone does not affect the second.
+    registry.mark_gone(first);
+    assert!(registry.is_alive(second));
+    // What the first had can be claimed again, last of all.
     for other in 1..Block::COUNT {
         assert_ne!(registry.claim(second, other as u16), Some(block));
     }
@@ -145,9 +143,9 @@ fn generations() {
 }
 
 #[test]
-fn blocks_come_again_in_the_order_they_were_given_back() {
+fn blocks_are_reused_in_release_order() {
     let registry = Registry::create().unwrap();
-    let [a, b, c] = [1, 2, 3].map(|slot| registry.enter(slot, Flags::default(), 1));
+    let [a, b, c] = [1, 2, 3].map(|slot| registry.add_member(slot, Flags::default(), 1));
     let (of_a, of_b) = (registry.claim(a, 0).unwrap(), registry.claim(b, 0).unwrap());
     for other in 2..Block::COUNT {
         assert!(registry.claim(c, other as u16).is_some());
@@ -159,9 +157,9 @@ fn blocks_come_again_in_the_order_they_were_given_back() {
 }
 
 #[test]
-fn services_have_an_end() {
+fn the_service_table_is_finite() {
     let registry = Registry::create().unwrap();
-    let me = registry.enter(0, Flags::default(), 1);
+    let me = registry.add_member(0, Flags::default(), 1);
     for id in 0..SERVICES as u64 {
         assert!(registry.add_service(id, me));
     }
@@ -174,7 +172,7 @@ fn the_registry_is_shared() {
     let registry = Registry::create().unwrap();
     let seals = fcntl(registry.fd().as_fd(), FcntlArg::F_GET_SEALS).unwrap();
     assert!(SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL));
-    let me = registry.enter(0, Flags::default(), 1);
-    registry.set_holder(me);
-    assert_eq!(again(&registry).holder(), Some(me));
+    let me = registry.add_member(0, Flags::default(), 1);
+    registry.set_port_holder(me);
+    assert_eq!(again(&registry).port_holder(), Some(me));
 }

@@ -1,25 +1,26 @@
-//! What faults to inject, as a value that the command line and the environment can write down.
+//! The configuration of fault injection, with a textual form for the command line and the
+//! environment.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The longest delay that can be asked for.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// The faults of a link, e.g. `drop=0.05,duplicate=0.01,reorder=0.02,corrupt=0.01,delay=100us,seed=7`. What is not
-/// named is off; the default, and the empty string, injects nothing.
+/// The faults of a link, e.g.
+/// `drop=0.05,duplicate=0.01,reorder=0.02,corrupt=0.01,delay=100us,seed=7`. Faults that are not
+/// named are off; the default, and the empty string, injects nothing.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct FaultConfig {
-    /// The fraction of packets that never arrive, 0 to 1.
+    /// The fraction of packets that are lost, 0 to 1.
     pub drop: f64,
-    /// The fraction of packets that arrive twice, 0 to 1.
+    /// The fraction of packets that are duplicated, 0 to 1.
     pub duplicate: f64,
-    /// The fraction of packets that later ones may overtake, 0 to 1.
+    /// The fraction of packets that may be overtaken, 0 to 1.
     pub reorder: f64,
-    /// The fraction of packets that arrive with one byte changed, 0 to 1.
+    /// The fraction of packets with one byte changed, 0 to 1.
     pub corrupt: f64,
-    /// How long each packet takes in addition, at most 10 s.
+    /// Additional delay of each packet, at most 10 s.
     pub delay: Duration,
     /// Equal seeds give equal faults to equal sequences of packets.
     pub seed: u64,
@@ -35,16 +36,16 @@ impl FaultConfig {
     }
 }
 
-/// Why a text is no [`FaultConfig`].
+/// Why a text is no valid [`FaultConfig`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FaultConfigError {
     /// A part is not `name=value`.
     #[error("'{part}' is not NAME=VALUE, such as drop=0.05")]
-    Form {
+    Syntax {
         /// The part.
         part: String,
     },
-    /// A name that no fault has.
+    /// An unknown name.
     #[error("no fault is called '{name}': there are drop, duplicate, reorder, corrupt, delay and seed")]
     Name {
         /// The name.
@@ -56,14 +57,14 @@ pub enum FaultConfigError {
         /// The name.
         name: String,
     },
-    /// A value that does not fit its name.
+    /// An invalid value.
     #[error("{name}={value}: {expected}")]
     Value {
         /// The name.
         name: String,
         /// The value.
         value: String,
-        /// What would fit.
+        /// The valid values.
         expected: &'static str,
     },
 }
@@ -77,7 +78,7 @@ impl FromStr for FaultConfig {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part
                 .split_once('=')
-                .ok_or_else(|| FaultConfigError::Form { part: part.into() })?;
+                .ok_or_else(|| FaultConfigError::Syntax { part: part.into() })?;
             let (name, value) = (name.trim(), value.trim());
             if given.contains(&name) {
                 return Err(FaultConfigError::Twice { name: name.into() });
@@ -122,7 +123,7 @@ fn delay(text: &str) -> Result<Duration, &'static str> {
         "us" | "µs" => 1_000,
         "ms" => 1_000_000,
         "s" => 1_000_000_000,
-        // Nothing takes no time in any unit.
+        // Zero needs no unit.
         "" if number == 0 => 0,
         _ => return Err(EXPECTED),
     };
@@ -131,7 +132,7 @@ fn delay(text: &str) -> Result<Duration, &'static str> {
 }
 
 impl Display for FaultConfig {
-    /// As `from_str` reads it: the faults that are on, and the seed.
+    /// The form that `from_str` parses: the active faults, and the seed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fractions = [
             ("drop", self.drop),

@@ -1,7 +1,8 @@
-//! Fault injection: a sending half around another that loses, repeats, delays, reorders and damages packets.
+//! Fault injection: a sending half that drops, duplicates, delays, reorders and corrupts packets.
 //!
-//! [`FaultModel`] decides, [`FaultConfig`] says how much; the half here carries the decisions out on real datagrams.
-//! A packet is damaged after it was sealed, so that the receiver sees a wrong ICRC and not a wrong message.
+//! [`FaultModel`] decides as configured by [`FaultConfig`]; the half here applies the decisions to
+//! real datagrams. A packet is corrupted after it was sealed, so that the receiver sees a wrong
+//! ICRC and not a wrong message.
 
 mod config;
 mod model;
@@ -18,11 +19,10 @@ use std::collections::BinaryHeap;
 use std::io;
 use std::net::SocketAddr;
 
-/// The most packets held back at a time; more are lost, as in a switch whose buffer is full.
-const MAX_HELD: usize = 1 << 16;
+/// The most delayed packets; more are dropped, as by a switch whose buffer is full.
+const MAX_DELAYED: usize = 1 << 16;
 
-/// A packet on its way.
-struct Held {
+struct DelayedPacket {
     at: Instant,
     /// Keeps packets that are due together in the order they were sent.
     order: u64,
@@ -31,27 +31,27 @@ struct Held {
     corruption: Option<Corruption>,
 }
 
-impl Held {
+impl DelayedPacket {
     fn key(&self) -> (Instant, u64) {
         (self.at, self.order)
     }
 }
 
-impl PartialEq for Held {
+impl PartialEq for DelayedPacket {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Held {}
+impl Eq for DelayedPacket {}
 
-impl PartialOrd for Held {
+impl PartialOrd for DelayedPacket {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Held {
+impl Ord for DelayedPacket {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }
@@ -61,9 +61,9 @@ impl Ord for Held {
 pub(super) struct FaultTx {
     inner: Box<dyn Transmit>,
     model: FaultModel,
-    held: BinaryHeap<Reverse<Held>>,
+    delayed: BinaryHeap<Reverse<DelayedPacket>>,
     order: u64,
-    /// What goes to `inner`; made on first use, with the seal of the batch that comes.
+    /// The packets for `inner`; created on first use, with the seal of the first batch.
     due: Option<TxBatch>,
 }
 
@@ -72,20 +72,20 @@ impl FaultTx {
         Self {
             inner,
             model: FaultModel::new(config),
-            held: BinaryHeap::new(),
+            delayed: BinaryHeap::new(),
             order: 0,
             due: None,
         }
     }
 
-    /// Takes over every packet of `batch` that is not lost.
-    fn hold(&mut self, batch: &mut TxBatch, now: Instant) {
+    /// Takes every packet of `batch` that is not dropped.
+    fn delay_packets(&mut self, batch: &mut TxBatch, now: Instant) {
         for (envelope, packet) in batch.packets() {
             for delivery in self.model.decide(now, packet.len()) {
-                if self.held.len() == MAX_HELD {
+                if self.delayed.len() == MAX_DELAYED {
                     break;
                 }
-                self.held.push(Reverse(Held {
+                self.delayed.push(Reverse(DelayedPacket {
                     at: delivery.at,
                     order: self.order,
                     dst: envelope.dst,
@@ -101,9 +101,9 @@ impl FaultTx {
 
 impl Transmit for FaultTx {
     fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
-        self.hold(batch, now);
-        let due = self.due.get_or_insert_with(|| batch.another());
-        while let Some(Reverse(next)) = self.held.peek().filter(|next| next.0.at <= now) {
+        self.delay_packets(batch, now);
+        let due = self.due.get_or_insert_with(|| batch.clone_empty());
+        while let Some(Reverse(next)) = self.delayed.peek().filter(|next| next.0.at <= now) {
             let Some(mut slot) = due.slot() else {
                 self.inner.transmit(due, now)?;
                 if due.slot().is_none() {
@@ -116,17 +116,17 @@ impl Transmit for FaultTx {
             if let Some(corruption) = next.corruption {
                 corruption.apply(packet);
             }
-            self.held.pop();
+            self.delayed.pop();
         }
         self.inner.transmit(due, now)
     }
 
-    /// The earliest packet held; at once when the socket had no room for all that was due.
+    /// The earliest delayed packet; at once when the socket had no space for all that was due.
     fn due(&self) -> Option<Instant> {
         if self.due.as_ref().is_some_and(|due| !due.is_empty()) {
             return Some(Instant::ZERO);
         }
-        let held = self.held.peek().map(|next| next.0.at);
+        let held = self.delayed.peek().map(|next| next.0.at);
         held.into_iter().chain(self.inner.due()).min()
     }
 }

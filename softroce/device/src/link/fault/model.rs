@@ -1,16 +1,16 @@
-//! Which fault strikes which packet: a pure function of the seed and the packet's number.
+//! The fault of each packet: a pure function of the seed and the packet's number.
 //!
-//! No clock and no I/O, so that the simulator and the link share it: a packet and the time go in, the times at which
-//! it arrives come out.
+//! Without clock or I/O, so that the simulator and the link share it: a packet and the time go in,
+//! its arrival times come out.
 
 use super::FaultConfig;
 use doorbell_roce_proto::Instant;
 use std::time::Duration;
 
-/// A packet that is to be overtaken is held back for at most this long.
+/// The longest delay of a packet that is to be overtaken.
 const REORDER_SPAN: Duration = Duration::from_micros(100);
 
-/// One byte changed. A CRC-32 detects it for certain: it is a burst of at most 8 bits.
+/// One changed byte. A CRC-32 detects it for certain: it is a burst of at most 8 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Corruption {
     /// Which byte of the packet.
@@ -20,7 +20,7 @@ pub struct Corruption {
 }
 
 impl Corruption {
-    /// Changes the byte; nothing when the packet is too short to have it.
+    /// Changes the byte; nothing when the packet is too short.
     pub fn apply(self, packet: &mut [u8]) {
         if let Some(byte) = packet.get_mut(self.offset) {
             *byte ^= self.mask;
@@ -33,28 +33,27 @@ impl Corruption {
 pub struct Delivery {
     /// When it arrives.
     pub at: Instant,
-    /// How it is damaged, if it is.
+    /// How it is corrupted, if it is.
     pub corruption: Option<Corruption>,
 }
 
-/// Decides the fate of one packet after another.
+/// Decides the faults of one packet after another.
 #[derive(Clone, Debug)]
 pub struct FaultModel {
     config: FaultConfig,
-    /// How many packets came before.
     packets: u64,
 }
 
 impl FaultModel {
-    /// The model that `config` describes, before its first packet.
+    /// The model of `config`, before its first packet.
     pub fn new(config: FaultConfig) -> Self {
         Self { config, packets: 0 }
     }
 
-    /// The arrivals of the next packet, which is `len` bytes long and sent at `now`: none when it is lost, two when
-    /// it is duplicated. A duplicate is never damaged and never held back.
+    /// The arrivals of the next packet, which is `len` bytes long and sent at `now`: none when it
+    /// is dropped, two when it is duplicated. A duplicate is never corrupted and never reordered.
     pub fn decide(&mut self, now: Instant, len: usize) -> impl Iterator<Item = Delivery> + use<> {
-        // A stream per packet: what one fault draws does not shift the others.
+        // One random stream per packet: the draws of one fault do not shift the others.
         let mut draw = Draw::new(self.config.seed, self.packets);
         self.packets += 1;
         let dropped = draw.happens(self.config.drop);
@@ -76,7 +75,7 @@ impl FaultModel {
         arrivals.into_iter().flatten().filter(move |_| !dropped)
     }
 
-    /// Gives `arrive` each arrival of `packet`, damaged where it is to be, with its time.
+    /// Gives `arrive` each arrival of `packet`, corrupted where decided, with its time.
     pub fn apply<P>(&mut self, now: Instant, packet: P, mut arrive: impl FnMut(Instant, P))
     where
         P: Clone + AsRef<[u8]> + AsMut<[u8]>,
@@ -91,7 +90,8 @@ impl FaultModel {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014). Our own, since a seed has to mean the same faults in every later version.
+/// SplitMix64 (Steele, Lea, Flood 2014). Our own, so that a seed means the same faults in every
+/// version.
 struct Draw {
     state: u64,
 }

@@ -7,26 +7,25 @@ fn config(text: &str) -> FaultConfig {
     text.parse().unwrap()
 }
 
-/// What a link sent: the bytes of each packet.
 type Wire = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// A sending half that keeps what it is given, at most `room` runs per call.
+/// A sending half that records at most `max_runs` runs per call.
 struct Recorder {
     wire: Wire,
-    room: usize,
+    max_runs: usize,
 }
 
 impl Transmit for Recorder {
     fn transmit(&mut self, batch: &mut TxBatch, _now: Instant) -> io::Result<()> {
         let mut wire = self.wire.lock().unwrap();
-        let packets: usize = batch.runs().take(self.room).map(|run| run.packets).sum();
+        let packets: usize = batch.runs().take(self.max_runs).map(|run| run.packets).sum();
         wire.extend(batch.packets().take(packets).map(|(_, packet)| packet.to_vec()));
-        batch.consume(self.room);
+        batch.consume(self.max_runs);
         Ok(())
     }
 }
 
-/// An xor of the packet's bytes, so that any single changed byte shows.
+/// A checksum that detects any single changed byte.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
     let (body, check) = packet.split_last_chunk_mut::<4>().unwrap();
     let sum = body.iter().fold(0, |sum, byte| sum ^ byte);
@@ -45,11 +44,11 @@ fn is_intact(packet: &[u8]) -> bool {
     sealed == packet
 }
 
-fn link(faults: &str, room: usize) -> (FaultTx, Wire, TxBatch) {
+fn link(faults: &str, max_runs: usize) -> (FaultTx, Wire, TxBatch) {
     let wire = Wire::default();
     let recorder = Recorder {
         wire: Arc::clone(&wire),
-        room,
+        max_runs,
     };
     let batch = TxBatch::new(SocketAddr::from(([127, 0, 0, 1], 1)), seal);
     (FaultTx::new(Box::new(recorder), config(faults)), wire, batch)
@@ -66,9 +65,9 @@ fn number(packet: &[u8]) -> u32 {
     u32::from_be_bytes(packet[..4].try_into().unwrap())
 }
 
-/// Sends `packets` packets, 16 at a time and 1 µs apart, then waits until nothing is held.
-fn send(faults: &str, packets: u32, room: usize) -> Vec<Vec<u8>> {
-    let (mut tx, wire, mut batch) = link(faults, room);
+/// Sends `packets` packets, 16 at a time and 1 µs apart, then waits until none is delayed.
+fn send(faults: &str, packets: u32, max_runs: usize) -> Vec<Vec<u8>> {
+    let (mut tx, wire, mut batch) = link(faults, max_runs);
     let mut now = Instant(1);
     for first in (0..packets).step_by(16) {
         (first..packets.min(first + 16)).for_each(|number| push(&mut batch, number));
@@ -154,9 +153,9 @@ fn a_fault_that_is_added_leaves_the_others_where_they_were() {
 }
 
 #[test]
-fn fractions_come_out_as_asked() {
+fn fractions_match_the_configuration() {
     const PACKETS: u32 = 20_000;
-    // Six standard deviations of the binomial: a seed that fails is a fault, not bad luck.
+    // Six standard deviations of the binomial: a failing seed is a bug, not bad luck.
     let near = |count: usize, fraction: f64| {
         let n = f64::from(PACKETS);
         let off = (count as f64 - n * fraction).abs();

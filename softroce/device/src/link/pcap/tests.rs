@@ -10,8 +10,8 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes(bytes[at..at + 2].try_into().unwrap())
 }
 
-/// The records of a capture file: their time stamps and packets. Written from the format's description, not from the
-/// code under test.
+/// The records of a capture file: their time stamps and packets. Written from the format's
+/// specification, not from the code under test.
 fn parse(file: &[u8]) -> Vec<(Duration, Vec<u8>)> {
     assert_eq!(u32_at(file, 0), 0xa1b2_3c4d);
     assert_eq!(file[4..8], [2, 0, 4, 0]);
@@ -28,7 +28,7 @@ fn parse(file: &[u8]) -> Vec<(Duration, Vec<u8>)> {
     records
 }
 
-/// Sums to 0xffff with the checksum in place when that is right (RFC 1071).
+/// 0xffff if the checksum that is in place is right (RFC 1071).
 fn check(parts: &[&[u8]]) -> u16 {
     let mut bytes: Vec<u8> = parts.concat();
     bytes.resize(bytes.len().next_multiple_of(2), 0);
@@ -40,7 +40,7 @@ fn seal(packet: &mut [u8], _: &Envelope) {
     packet.last_chunk_mut::<4>().unwrap().fill(0xee);
 }
 
-/// Sends three packets from a captured link to itself; gives the file.
+/// Sends packets from a captured link to itself; returns the file.
 fn captured(ip: &str, sizes: &[usize]) -> (Vec<u8>, u16) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("link.pcap");
@@ -109,7 +109,6 @@ fn ipv6_packets_have_a_right_checksum() {
 
 #[test]
 fn what_a_full_socket_leaves_is_captured_once() {
-    /// Sends one run per call.
     struct OneRun;
     impl Transmit for OneRun {
         fn transmit(&mut self, batch: &mut TxBatch, _now: Instant) -> io::Result<()> {

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 const LOCAL: &str = "127.0.0.1:4791";
 
-/// Writes the Identification and the destination's port where the ICRC goes.
+/// Writes the Identification and the destination's port in place of the ICRC.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
     let at = packet.len() - 4;
     packet[at..at + 2].copy_from_slice(&envelope.ident.to_be_bytes());
@@ -18,7 +18,7 @@ fn peer(number: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 10_000 + number))
 }
 
-/// Pushes a packet filled with `fill`; `false` when there is no room.
+/// Pushes a packet filled with `fill`; `false` when there is no space.
 fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: SocketAddr) -> bool {
     let Some(mut slot) = batch.slot() else {
         return false;
@@ -40,7 +40,8 @@ fn a_message_becomes_a_first_packet_and_runs_of_middles() {
         assert!(push(&mut batch, 4112, 1, peer(0)));
     }
     assert!(push(&mut batch, 1000, 2, peer(0)));
-    // FIRST is longer than what follows, which ends its run; 15 × 4112 is what fits into one IPv4 datagram.
+    // FIRST is longer than what follows, which ends its run; 15 × 4112 is what fits into one IPv4
+    // datagram.
     assert_eq!(shapes(&batch), [(2, 4128), (15, 4112), (5, 4112)]);
 }
 
@@ -67,7 +68,7 @@ fn a_dropped_slot_adds_nothing_and_a_full_batch_offers_none() {
     while push(&mut batch, MAX_PACKET, 0, peer(0)) {
         packets += 1;
     }
-    // Two more would fit, but make a run of two.
+    // Two more would fit, but only as a run of two.
     assert_eq!(shapes(&batch), [(15, MAX_PACKET); 4]);
     assert_eq!(batch.len(), packets);
     batch.consume(usize::MAX);
@@ -91,8 +92,8 @@ fn separated_packets_are_sealed_for_identification_zero() {
 }
 
 proptest! {
-    /// Whatever is pushed, and however it is consumed in between, the runs hold exactly the packets pushed, in order,
-    /// each sealed for the place it is in, and each run is one that the kernel takes.
+    /// For any packets, and any consumption in between, the runs hold exactly the packets pushed,
+    /// in order, each sealed for its index, and each run is one that the kernel takes.
     #[test]
     fn runs_cover_the_packets_pushed_in_order(
         packets in prop::collection::vec((prop_oneof![4usize..300, Just(1040), Just(4112), Just(MAX_PACKET)], 0u16..3), 1..300),

@@ -3,7 +3,7 @@ use crate::link::{Envelope, Interest, RxBatch, TxBatch, Waker};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Where the ICRC goes, writes the Identification and a sum of the rest.
+/// Writes the Identification and a sum of the rest in place of the ICRC.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
     let (body, check) = packet.split_last_chunk_mut::<4>().unwrap();
     let sum = body
@@ -23,8 +23,8 @@ fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: SocketAddr) {
     slot.send(len, dst);
 }
 
-/// Sends packets of `sizes`, filled with their number, and checks that each arrives once, in order, sealed for the
-/// Identification that `idents` says; gives the number of messages they came in.
+/// Sends packets of `sizes`, filled with their number, and checks that each arrives once, in order,
+/// sealed for the Identification of its segment; returns the number of messages.
 fn exchange(from: &mut Link, to: &mut Link, sizes: &[usize]) -> usize {
     let mut batch = TxBatch::new(from.local, seal);
     for (number, &len) in sizes.iter().enumerate() {
@@ -87,7 +87,8 @@ fn more_runs_than_one_call_takes_all_go() {
 fn a_kernel_that_refuses_gso_gets_single_datagrams() {
     let mut peer = open_any("127.0.0.1");
     let socket = Arc::new(Socket::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()).unwrap());
-    // GSO on a socket without checksums is EINVAL: the same answer as from a kernel that knows no UDP_SEGMENT.
+    // GSO on a socket without checksums is EINVAL: the same error as from a kernel without
+    // UDP_SEGMENT.
     sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let mut tx = UdpTx {
         socket: Arc::clone(&socket),
@@ -123,7 +124,8 @@ fn a_refused_datagram_is_lost_and_the_others_go() {
     let mut rx = b.rx;
     let mut batch = TxBatch::new(a.local, seal);
     push(&mut batch, 100, 1, b.local);
-    // Broadcast without SO_BROADCAST is EACCES, and no route leads from a loopback address to 192.0.2.1 (RFC 5737).
+    // Broadcast without SO_BROADCAST is EACCES, and no route leads from a loopback address to
+    // 192.0.2.1 (RFC 5737).
     push(&mut batch, 100, 2, SocketAddr::from(([255, 255, 255, 255], 4791)));
     push(&mut batch, 100, 3, SocketAddr::from(([192, 0, 2, 1], 4791)));
     push(&mut batch, 100, 4, b.local);
@@ -173,7 +175,7 @@ fn bind_errors_name_the_address_and_the_port() {
 }
 
 #[test]
-fn permission_denied_is_told_apart() {
+fn permission_denied_has_its_own_error() {
     let addr = SocketAddr::from(([127, 0, 0, 1], 80));
     let error = BindError::new(addr, io::ErrorKind::PermissionDenied.into());
     assert_eq!(
@@ -194,7 +196,7 @@ fn a_wake_ends_parking_before_during_and_only_once() {
     let waker = link.parker.waker();
     waker.wake();
     waker.wake();
-    // Without a time limit: would hang were the wake lost.
+    // Without a timeout: a lost wake-up would hang.
     link.parker.park(Interest::Receive, None).unwrap();
     let nap = Duration::from_millis(20);
     let before = std::time::Instant::now();
@@ -226,12 +228,12 @@ fn a_datagram_ends_parking() {
 }
 
 #[test]
-fn no_wake_is_lost_between_two_threads_that_take_turns() {
+fn no_wake_up_is_lost_between_alternating_threads() {
     const ROUNDS: u32 = 2_000;
     let (mut a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
     let (wake_a, wake_b) = (a.parker.waker(), b.parker.waker());
     let turn = Arc::new(AtomicU32::new(0));
-    // Parks without a time limit until it is this side's turn: a lost wake would hang here.
+    // Parks without a timeout until it is this side's turn: a lost wake-up would hang.
     let play = |parker: &mut Parker, other: &Waker, turn: &AtomicU32, parity: u32| {
         for round in (parity..ROUNDS).step_by(2) {
             while turn.load(Ordering::Relaxed) != round {
@@ -249,7 +251,7 @@ fn no_wake_is_lost_between_two_threads_that_take_turns() {
 }
 
 #[test]
-fn faults_strike_on_real_sockets() {
+fn faults_apply_to_real_sockets() {
     let faults = "corrupt=1,duplicate=1".parse().unwrap();
     let (a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
     let mut a = a.with_faults(faults);
@@ -281,6 +283,6 @@ fn faults_strike_on_real_sockets() {
             );
         }
     }
-    // Each packet damaged in one byte, then its copy as it was sealed.
+    // Each packet with one changed byte, then its intact duplicate.
     assert_eq!(changed, [1, 0].repeat(8));
 }

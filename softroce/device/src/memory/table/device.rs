@@ -1,60 +1,61 @@
-//! What the table knows of memory of GPUs, and does with it for packets of UDP.
+//! GPU memory in the table, and its staging for UDP packets.
 
 use std::sync::Arc;
 
 use doorbell_roce_proto::memory::AccessError;
 
-use super::{Object, Spot, Table};
+use super::{Location, Object, Table};
 use crate::gpu::{self, Failed};
 
 impl Table {
-    /// From now on what is written to memory of GPUs may wait for [`store`](Self::store).
-    pub(crate) fn put_by(&mut self) {
-        if self.knows_devices {
-            self.ahead.put_by();
+    /// From now on writes to GPU memory may be staged, until
+    /// [`end_write_behind`](Self::end_write_behind).
+    pub(crate) fn begin_write_behind(&mut self) {
+        if self.has_device_memory {
+            self.udp_staging.begin_write_behind();
         }
     }
 
-    /// How many writes have ever waited for [`store`](Self::store).
-    pub(crate) fn count_put(&self) -> u64 {
-        self.ahead.count()
+    pub(crate) fn staged_write_count(&self) -> u64 {
+        self.udp_staging.write_count()
     }
 
-    /// Has what was written to memory of GPUs be there.
-    pub(crate) fn store(&mut self) -> Result<(), Failed> {
-        self.ahead.store()
+    /// Completes the staged writes to GPU memory.
+    pub(crate) fn end_write_behind(&mut self) -> Result<(), Failed> {
+        self.udp_staging.end_write_behind()
     }
 
-    /// Has what waits be there before memory is looked at or written otherwise: writes are seen in their order (IBTA vol 1, 9.5), wherever they go.
-    pub(super) fn settle_put(&mut self) -> Result<(), AccessError> {
-        if !self.ahead.puts_by() {
+    /// Completes staged writes before memory is read or written otherwise: writes become visible in
+    /// order (IBTA vol 1, 9.5), in whatever memory.
+    pub(super) fn flush_staged_writes(&mut self) -> Result<(), AccessError> {
+        if !self.udp_staging.is_write_behind() {
             return Ok(());
         }
-        self.ahead.settle().map_err(|Failed| AccessError)
+        self.udp_staging.flush().map_err(|Failed| AccessError)
     }
 
-    /// From now on memory of GPUs is read ahead, while nobody else may have it written; or it may be written from now on.
-    pub(crate) fn read_ahead(&mut self, reads: bool) {
-        if self.knows_devices {
-            self.ahead.read_ahead(reads);
+    /// Enables read-ahead from GPU memory, while its content may not change; or disables it.
+    pub(crate) fn set_read_ahead(&mut self, reads: bool) {
+        if self.has_device_memory {
+            self.udp_staging.set_read_ahead(reads);
         }
     }
 
-    /// The range of a GPU's memory, and where in it, that `spot` is, when there ever was any.
+    /// The GPU memory range and the offset in it of `location`, if any was ever registered.
     pub(super) fn on_device(
         &self,
-        spot: impl FnOnce(&Self) -> Result<Spot<'_>, AccessError>,
+        location: impl FnOnce(&Self) -> Result<Location<'_>, AccessError>,
     ) -> Option<(gpu::Range, usize)> {
-        if !self.knows_devices {
+        if !self.has_device_memory {
             return None;
         }
-        match spot(self) {
-            Ok(Spot::Device(range, at)) => Some((range.clone(), at)),
+        match location(self) {
+            Ok(Location::Device(range, at)) => Some((range.clone(), at)),
             _ => None,
         }
     }
 
-    /// The memory of a region; none where there is no such.
+    /// The memory bounds of a region; empty without one.
     pub(crate) fn bounds(&self, key: u32) -> gpu::Bounds {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key);
         let (start, len) = match slot.map(|slot| &slot.object) {
@@ -64,7 +65,6 @@ impl Table {
         gpu::Bounds { start, len }
     }
 
-    /// The allocation of a GPU's memory in which a region lies.
     pub(crate) fn allocation(&self, key: u32) -> Option<&Arc<gpu::Allocation>> {
         let slot = self.slots.get((key >> 16) as usize).filter(|slot| slot.key == key)?;
         match &slot.object {

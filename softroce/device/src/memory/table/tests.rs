@@ -12,7 +12,7 @@ const ALL: Rights = Rights {
     remote_atomic: true,
     bind: true,
 };
-/// The queue pair that peers reach memory by.
+/// The queue pair through which peers access memory.
 const VIA: Via = Via {
     pd: PD,
     qpn: Qpn::new(5),
@@ -47,7 +47,7 @@ fn ranges_are_exact_and_do_not_overflow() {
 }
 
 #[test]
-fn a_key_is_good_for_one_registration_in_one_domain() {
+fn a_key_is_valid_for_one_registration_in_one_domain() {
     let mut bytes = [7_u8; 64];
     let (mut table, key) = table_of(&mut bytes, 0, ALL);
     let mut out = [0; 8];

@@ -1,7 +1,9 @@
-//! The windows of the table: binding, invalidating, and what a key of theirs is good for (IBTA vol 1, 10.6.7.2).
+//! Memory windows in the table: binding, invalidating, and access through them (IBTA vol 1,
+//! 10.6.7.2).
 //!
-//! A window shares the table's slots with the regions, so that no key is ever both. A region counts the windows bound to it and stays while there are some; a
-//! queue pair that goes, or is reset, takes the bindings of its windows of type 2 with it.
+//! Windows share the table's slots with regions, so that no key is ever both. A region counts its
+//! bound windows and cannot be deregistered while there are some; a queue pair that is destroyed or
+//! reset unbinds its windows of type 2.
 
 use doorbell_roce_proto::memory::{AccessError, Bind, Invalidator, PdId, RemoteRight, Via};
 use doorbell_roce_proto::qp::RemoteAccess;
@@ -11,7 +13,6 @@ use super::{Object, Slot, Table};
 use crate::capacity;
 use crate::memory::WindowKind;
 
-/// A window.
 #[derive(Debug)]
 pub(super) struct Window {
     pd: PdId,
@@ -19,22 +20,20 @@ pub(super) struct Window {
     bound: Option<Binding>,
 }
 
-/// What a window is bound to.
 #[derive(Clone, Copy, Debug)]
 struct Binding {
-    /// The slot of the region, which stays as long as this.
+    /// The slot of the region, which outlives the binding.
     region: u16,
-    /// The first byte, as the region has its addresses.
+    /// The first byte, as an address of the region.
     start: u64,
     len: u64,
     access: RemoteAccess,
     zero_based: bool,
-    /// The queue pair that bound it.
     qpn: Qpn,
 }
 
 impl Window {
-    /// The slot of the region that it is bound to, for a peer of this queue pair.
+    /// The slot of the bound region, for a peer of this queue pair.
     pub(super) fn region(&self, via: Via) -> Option<u16> {
         let bound = self.bound.as_ref()?;
         let ours = match self.kind {
@@ -44,7 +43,7 @@ impl Window {
         ours.then_some(bound.region)
     }
 
-    /// The slot of the region and the address in it, when the window lets a peer's request of this queue pair pass.
+    /// The slot of the region and the address in it, if the window permits the access.
     pub(super) fn translate(
         &self,
         via: Via,
@@ -78,7 +77,7 @@ impl Window {
 }
 
 impl Table {
-    /// Adds a window and gives its key; `None` when there are too many.
+    /// Adds a window and returns its key; `None` when there are too many.
     pub(in crate::memory) fn add_window(&mut self, pd: PdId, kind: WindowKind) -> Option<u32> {
         if self.windows == capacity::WINDOWS {
             return None;
@@ -89,7 +88,7 @@ impl Table {
         Some(key)
     }
 
-    /// Takes a window out, whatever its key is now.
+    /// Removes a window, whatever its current key.
     pub(in crate::memory) fn remove_window(&mut self, key: u32) {
         let index = (key >> 16) as u16;
         if self.window(key).is_some() {
@@ -99,12 +98,11 @@ impl Table {
         }
     }
 
-    /// The queue pair is gone, or forgot everything: so do the windows of type 2 that it bound.
+    /// A queue pair is destroyed or reset: unbinds the windows of type 2 that it bound.
     pub(crate) fn release_windows_of(&mut self, qpn: Qpn) {
         self.unbind_where(|kind, bound| kind == WindowKind::Two && bound.qpn == qpn);
     }
 
-    /// Unbinds every window that is bound to the region at `index`.
     pub(super) fn unbind_from(&mut self, index: u16) {
         self.unbind_where(|_, bound| bound.region == index);
     }
@@ -150,14 +148,15 @@ impl Table {
         }) = self.slots.get_mut(usize::from(bound.region))
         {
             region.windows -= 1;
-            self.retracted.push(*key);
+            self.revoked_regions.push(*key);
         }
     }
 
     /// As [`Memory::bind`](doorbell_roce_proto::memory::Memory::bind).
     pub(super) fn bind_window(&mut self, via: Via, bind: &Bind) -> Result<(), AccessError> {
         let window = self.window(bind.rkey.0).ok_or(AccessError)?;
-        // C10-72: one protection domain for all. A window of type 2 is bound once, to something, until it is invalidated.
+        // C10-72: one protection domain for all. A window of type 2 is bound once, to a range of at
+        // least one byte, until it is invalidated.
         let (two, free) = (window.kind == WindowKind::Two, window.bound.is_none());
         if window.pd != via.pd || two && (bind.len == 0 || !free) || !two && bind.zero_based {
             return Err(AccessError);
@@ -182,7 +181,7 @@ impl Table {
         Ok(())
     }
 
-    /// The binding asked for, when the region allows it.
+    /// The requested binding, if the region allows it.
     fn binding(&self, via: Via, bind: &Bind) -> Result<Binding, AccessError> {
         let region = self.region(via.pd, bind.region.0)?;
         let writes = bind.access.write || bind.access.atomic;
@@ -210,7 +209,7 @@ impl Table {
             .get(usize::from(index))
             .is_some_and(|slot| slot.key == rkey.0);
         let window = self.window(rkey.0).filter(|_| current).ok_or(AccessError)?;
-        // A key that is worth nothing any more may be taken away by its owner, who need not know whether the peer has done so.
+        // The owner may invalidate an invalid key, as it cannot know whether the peer has done so.
         let ours = match window.bound {
             Some(bound) => bound.qpn == via.qpn,
             None => window.pd == via.pd && by == Invalidator::Local,

@@ -1,4 +1,5 @@
-//! Datagrams of the Linux 6.1 kernel's rdma_cm on rxe, as they were on the wire, without the zeros at their ends; and what they say.
+//! Datagrams of the Linux 6.1 kernel's rdma_cm on rxe as captured, without their trailing zeros;
+//! and their contents.
 
 use super::*;
 use crate::cm::{IpHeader, PortSpace};
@@ -23,7 +24,7 @@ fn mad(hex: &str) -> Mad {
     mad
 }
 
-/// Reads a datagram, and sees that it is written again as it was.
+/// Parses a datagram, and checks that it is written back unchanged.
 fn message(hex: &str) -> Message {
     let mad = mad(hex);
     let (transaction, message) = Message::parse(&mad).unwrap();
@@ -87,10 +88,13 @@ fn a_rejection() {
     };
     assert_eq!((rej.local_id, rej.remote_id), (0, 0x0029_d8ee));
     assert_eq!(
-        (rej.about, rej.reason),
-        (About::Request, RejectReason::INVALID_SERVICE_ID)
+        (rej.message, rej.reason),
+        (MessageKind::Request, RejectReason::INVALID_SERVICE_ID)
     );
-    assert_eq!((rej.info, rej.private_data), (Vec::new(), vec![0; room::REJECT]));
+    assert_eq!(
+        (rej.info, rej.private_data),
+        (Vec::new(), vec![0; private_data_len::REJ])
+    );
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn a_datagram_service() {
     };
     assert_eq!((req.request_id, req.pkey), (0x7a4a_f7bc, 0xffff));
     assert_eq!(req.service, ServiceId::of_port(PortSpace::Udp, 7174));
-    assert_eq!(req.private_data.len(), room::SIDR_REQUEST);
+    assert_eq!(req.private_data.len(), private_data_len::SIDR_REQ);
     let Message::SidrRep(rep) = message(SIDR_REP) else {
         panic!("no SIDR_REP");
     };

@@ -1,7 +1,9 @@
-//! What the send queue does without packets: binding memory windows, and taking their keys away (IBTA vol 1, 10.6.7.2 and 10.8.3).
+//! Local operations of the send queue, which send no packets: bind memory window and local
+//! invalidate (IBTA vol 1, 10.6.7.2 and 10.8.3).
 //!
-//! Such a request has no sequence numbers. It is carried out once, when its turn to begin comes: before any request behind it begins, so that a peer
-//! that is told of a key finds it good, and after the READs and atomics before it where it has a fence. It completes, as all do, in the order of the queue.
+//! They take no PSNs. Each is executed once, when it begins: before any later request begins, so
+//! that a key is valid when the peer learns it, and after earlier READs and atomics if fenced. It
+//! completes in queue order.
 
 use crate::memory::{AccessError, Invalidator, Memory};
 use crate::outbox::Outbox;
@@ -10,11 +12,11 @@ use crate::qp::requester::Requester;
 use crate::work::{Operation, Status};
 
 impl Requester {
-    /// Brings the cursor to the next request that has packets, which has begun then. False when there is none, or it has to wait.
+    /// Begins the next request that has packets. False when there is none, or it must wait.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
-    pub(super) fn find_packets<M: Memory>(
+    pub(super) fn advance_cursor<M: Memory>(
         &mut self,
         connection: &Connection,
         draining: bool,
@@ -31,11 +33,11 @@ impl Requester {
             self.cursor += 1;
             self.complete_local(connection, out);
         }
-        // A local request waits for those before it.
-        Ok(self.local > self.queue.head && self.ask())
+        // A local request waits for the completion of those before it.
+        Ok(self.local_end > self.queue.head && self.request_ack())
     }
 
-    /// Carries out the request at the cursor, which is local. False when it cannot be, and is not the oldest yet.
+    /// Executes the local request at the cursor. False if it failed and is not the oldest yet.
     pub(super) fn begin_local<M: Memory>(
         &mut self,
         operation: &Operation,
@@ -43,23 +45,23 @@ impl Requester {
         memory: &mut M,
     ) -> Result<bool, Status> {
         let done = match operation {
-            Operation::Bind(bind) => memory.bind(connection.via(), bind),
-            Operation::Invalidate { rkey } => memory.invalidate(connection.via(), *rkey, Invalidator::Local),
+            Operation::Bind(bind) => memory.bind(connection.access_context(), bind),
+            Operation::Invalidate { rkey } => memory.invalidate(connection.access_context(), *rkey, Invalidator::Local),
             _ => Err(AccessError),
         };
         if done.is_err() {
-            return self.refuse(Status::WindowBind).map(|()| false);
+            return self.fail_or_stall(Status::WindowBind).map(|()| false);
         }
         let first = self.next;
         let entry = self.queue.get_mut(self.cursor);
         entry.first = first;
         entry.packets = 0;
         self.begun += 1;
-        self.local = self.begun;
+        self.local_end = self.begun;
         Ok(true)
     }
 
-    /// Completes the local requests that the oldest ones now are.
+    /// Completes local requests at the head of the queue.
     pub(super) fn complete_local(&mut self, connection: &Connection, out: &mut Outbox) {
         while self.queue.head < self.begun && self.queue.get(self.queue.head).packets == 0 {
             self.complete(Status::Success, connection, out);

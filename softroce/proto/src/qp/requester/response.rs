@@ -1,29 +1,29 @@
-//! What comes back: acknowledgements, NAKs, READ responses and atomic results (IBTA vol 1, 9.7.5.1).
+//! Responses: ACKs, NAKs, READ responses and atomic ACKs (IBTA vol 1, 9.7.5.1).
 
 use crate::Instant;
 use crate::memory::{CopyError, Memory};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Source};
-use crate::qp::requester::{FOR_EVER, Requester, Wait};
+use crate::qp::packet::{InboundPacket, PayloadSource};
+use crate::qp::requester::{RNR_RETRY_INFINITE, Requester, Timer};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
 use crate::wire::{Extension, Nak, Operation as Wire, RnrTimer, Syndrome};
 use crate::work::{Operation, Status};
 
 impl Requester {
-    /// Takes a response.
+    /// Handles a response.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn handle_response<M: Memory>(
         &mut self,
         now: Instant,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // Ghosts: packets of an earlier connection, or delayed beyond their use (IBTA vol 1, 9.7.5.1.2).
+        // Ghost packets: of an earlier connection, or delayed too long (IBTA vol 1, 9.7.5.1.2).
         let number = match self.number(packet.bth.psn) {
             Some(number) if number >= self.max => {
                 out.counters.unexpected_responses += 1;
@@ -36,12 +36,10 @@ impl Requester {
             }
         };
         match (packet.bth.opcode.operation(), packet.extension) {
-            (Wire::Acknowledge, Extension::Aeth(aeth)) => {
-                self.acknowledgement(now, number, aeth.syndrome, connection, out)
-            }
-            (Wire::ReadResponse, _) => self.read_response(now, number, packet, connection, memory, out),
+            (Wire::Acknowledge, Extension::Aeth(aeth)) => self.handle_ack(now, number, aeth.syndrome, connection, out),
+            (Wire::ReadResponse, _) => self.handle_read_response(now, number, packet, connection, memory, out),
             (Wire::AtomicAcknowledge, Extension::AethAtomic(_, atomic)) => {
-                self.atomic_response(now, number, atomic.original, connection, memory, out)
+                self.handle_atomic_response(now, number, atomic.original, connection, memory, out)
             }
             _ => {
                 out.counters.unexpected_responses += 1;
@@ -50,17 +48,17 @@ impl Requester {
         }
     }
 
-    /// Whether it acknowledges all that is on its way, so that nothing is waited for afterwards.
-    pub(crate) fn is_last_answer(&self, packet: &Arrival<'_>) -> bool {
+    /// Whether it acknowledges everything in flight, so that no timer runs afterwards.
+    pub(crate) fn is_final_ack(&self, packet: &InboundPacket<'_>) -> bool {
         let acknowledges = matches!(packet.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Ack(_)))
             && packet.bth.opcode.operation() == Wire::Acknowledge;
         acknowledges
-            && self.awaiting == 0
+            && self.rd_atomic_outstanding == 0
             && self.next == self.max
             && self.number(packet.bth.psn) == self.max.checked_sub(1)
     }
 
-    fn acknowledgement(
+    fn handle_ack(
         &mut self,
         now: Instant,
         number: u64,
@@ -68,17 +66,18 @@ impl Requester {
         connection: &Connection,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        // A NAK acknowledges everything before its PSN, an ACK that one too (IBTA vol 1, 9.7.5.1.1).
+        // A NAK acknowledges all before its PSN, a coalesced ACK its PSN too (IBTA vol 1,
+        // 9.7.5.1.1).
         let (end, nak) = match syndrome {
             Syndrome::Ack(_) => (number + 1, None),
             Syndrome::RnrNak(_) | Syndrome::Nak(_) => (number, Some(syndrome)),
         };
-        if !self.advance(now, end, connection, out) {
-            return self.response_lost(now, out);
+        if !self.advance_una(now, end, connection, out) {
+            return self.implied_nak(now, out);
         }
         let failed = match nak {
             None => return Ok(()),
-            Some(Syndrome::RnrNak(timer)) => return self.receiver_not_ready(now, timer, out),
+            Some(Syndrome::RnrNak(timer)) => return self.handle_rnr_nak(now, timer, out),
             Some(Syndrome::Nak(Nak::PsnSequence)) => {
                 out.counters.sequence_naks_received += 1;
                 return self.recover(now);
@@ -91,27 +90,28 @@ impl Requester {
         Err(failed)
     }
 
-    /// Waits as long as the responder asks (IBTA vol 1, 9.7.5.2.8). It has seen the request, so the connection is alive.
-    fn receiver_not_ready(&mut self, now: Instant, timer: RnrTimer, out: &mut Outbox) -> Result<(), Status> {
+    /// RNR NAK: waits for the responder's RNR timer (IBTA vol 1, 9.7.5.2.8). The responder is
+    /// alive, so the transport retries are restored.
+    fn handle_rnr_nak(&mut self, now: Instant, timer: RnrTimer, out: &mut Outbox) -> Result<(), Status> {
         out.counters.rnr_naks_received += 1;
-        if matches!(self.wait, Wait::Rnr(_)) {
+        if matches!(self.timer, Timer::Rnr(_)) {
             return Ok(());
         }
-        if self.limits.rnr_retry != FOR_EVER {
-            self.rnr_left = self.rnr_left.checked_sub(1).ok_or(Status::RnrRetryExceeded)?;
+        if self.limits.rnr_retry != RNR_RETRY_INFINITE {
+            self.rnr_retries_left = self.rnr_retries_left.checked_sub(1).ok_or(Status::RnrRetryExceeded)?;
         }
         self.retries_left = self.limits.retry_cnt;
         self.recovering = None;
-        self.go_back();
-        self.wait = Wait::Rnr(now + timer.duration());
+        self.go_back_n();
+        self.timer = Timer::Rnr(now + timer.duration());
         Ok(())
     }
 
-    fn read_response<M: Memory>(
+    fn handle_read_response<M: Memory>(
         &mut self,
         now: Instant,
         number: u64,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
@@ -120,16 +120,16 @@ impl Requester {
             .extension
             .aeth()
             .is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)));
-        let wqe = match self.find(number) {
+        let wqe = match self.find_wqe(number) {
             Some(wqe) if matches!(wqe.operation, Operation::Read { .. }) && !refused => wqe,
             _ => {
                 out.counters.unexpected_responses += 1;
                 return Ok(());
             }
         };
-        // A response acknowledges the requests before its own (IBTA vol 1, 9.7.5.1.1).
-        if !self.advance(now, number, connection, out) {
-            return self.response_lost(now, out);
+        // A response acknowledges all earlier requests (IBTA vol 1, 9.7.5.1.1).
+        if !self.advance_una(now, number, connection, out) {
+            return self.implied_nak(now, out);
         }
         let index = number - wqe.first;
         let offset = index * connection.mtu as u64;
@@ -142,15 +142,15 @@ impl Requester {
         match sges::scatter(memory, connection.pd, list, offset, packet.payload) {
             Ok(()) => {}
             Err(CopyError::Access) => return Err(Status::LocalProtection),
-            // As if it had been lost on its way.
+            // Counts as lost.
             Err(CopyError::Gone) => return Ok(()),
         }
-        self.awaiting -= u32::from(part_ends);
-        self.take_data(now, number + 1 == wqe.end(), connection, out);
+        self.rd_atomic_outstanding -= u32::from(part_ends);
+        self.complete_una(now, number + 1 == wqe.end(), connection, out);
         Ok(())
     }
 
-    fn atomic_response<M: Memory>(
+    fn handle_atomic_response<M: Memory>(
         &mut self,
         now: Instant,
         number: u64,
@@ -160,44 +160,46 @@ impl Requester {
         out: &mut Outbox,
     ) -> Result<(), Status> {
         if !self
-            .find(number)
+            .find_wqe(number)
             .is_some_and(|wqe| matches!(wqe.operation, Operation::Atomic { .. }))
         {
             out.counters.unexpected_responses += 1;
             return Ok(());
         }
-        if !self.advance(now, number, connection, out) {
-            return self.response_lost(now, out);
+        if !self.advance_una(now, number, connection, out) {
+            return self.implied_nak(now, out);
         }
         let bytes = original.to_ne_bytes();
         let list = self.queue.sges(self.queue.head);
-        sges::scatter(memory, connection.pd, list, 0, Source::Bytes(&bytes)).map_err(|_| Status::LocalProtection)?;
-        self.awaiting -= 1;
-        self.take_data(now, true, connection, out);
+        sges::scatter(memory, connection.pd, list, 0, PayloadSource::Bytes(&bytes))
+            .map_err(|_| Status::LocalProtection)?;
+        self.rd_atomic_outstanding -= 1;
+        self.complete_una(now, true, connection, out);
         Ok(())
     }
 
-    /// The request that holds a packet sent before.
-    fn find(&self, number: u64) -> Option<Wqe> {
+    /// The request in flight that contains packet `number`.
+    fn find_wqe(&self, number: u64) -> Option<Wqe> {
         (self.queue.head..self.begun)
             .map(|request| self.queue.get(request))
             .find(|wqe| number < wqe.end())
             .copied()
     }
 
-    /// The data of packet `una` is in memory.
-    fn take_data(&mut self, now: Instant, ends: bool, connection: &Connection, out: &mut Outbox) {
+    /// The response data of packet `una` is in memory.
+    fn complete_una(&mut self, now: Instant, ends: bool, connection: &Connection, out: &mut Outbox) {
         self.una += 1;
         if ends {
             self.complete(Status::Success, connection, out);
             self.complete_local(connection, out);
         }
-        self.progress(now);
+        self.restart_retries(now);
     }
 
-    /// Everything before packet `end` is acknowledged: completes the SENDs and WRITEs among it. False when a READ or atomic is among it whose
-    /// data has not come: the responder has sent it, so it is lost (IBTA vol 1, 9.7.5.1.1: implied NAK).
-    fn advance(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
+    /// Everything before packet `end` is acknowledged: completes SENDs and WRITEs. False at a READ
+    /// or atomic whose response has not arrived: the responder has sent it, so it was lost (implied
+    /// NAK, IBTA vol 1, 9.7.5.1.1).
+    fn advance_una(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
         let before = self.una;
         while self.una < end && self.queue.head < self.begun {
             let wqe = self.queue.get(self.queue.head);
@@ -213,31 +215,31 @@ impl Requester {
             }
         }
         if self.una > before {
-            self.progress(now);
+            self.restart_retries(now);
         }
         self.una >= end
     }
 
-    /// Something new was acknowledged: the counters of retries start again (IBTA vol 1, 9.7.6.1.3).
-    fn progress(&mut self, now: Instant) {
+    /// Progress: restores the retry counts (IBTA vol 1, 9.7.6.1.3).
+    fn restart_retries(&mut self, now: Instant) {
         self.retries_left = self.limits.retry_cnt;
-        self.rnr_left = self.limits.rnr_retry;
+        self.rnr_retries_left = self.limits.rnr_retry;
         self.recovering = None;
         if self.next < self.una {
-            self.go_back();
+            self.go_back_n();
         }
-        self.wait_for_ack(now);
+        self.restart_ack_timer(now);
     }
 
-    /// The response to packet `una` is missing.
-    fn response_lost(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
+    /// Implied NAK: the response to packet `una` was lost.
+    fn implied_nak(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
         out.counters.out_of_sequence += 1;
         self.recover(now)
     }
 
-    /// Packet `una`, or its response, is missing: goes back to it, once. In an RNR wait that is where we are already.
+    /// Go-back-N to packet `una`, once. After an RNR NAK that was already done.
     fn recover(&mut self, now: Instant) -> Result<(), Status> {
-        if self.recovering == Some(self.una) || matches!(self.wait, Wait::Rnr(_)) {
+        if self.recovering == Some(self.una) || matches!(self.timer, Timer::Rnr(_)) {
             return Ok(());
         }
         self.retry(now)?;

@@ -1,9 +1,9 @@
-//! The requester's packets: which one is next, and writing it.
+//! Selects and writes the requester's next packet.
 
 use crate::memory::{AccessError, AtomicOp, Memory, PdId};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Place, Written};
-use crate::qp::requester::{Requester, Wait};
+use crate::qp::packet::{PacketLens, PayloadLocation};
+use crate::qp::requester::{Requester, Timer};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
@@ -11,7 +11,8 @@ use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
 impl Requester {
-    /// Writes the next packet and gives its lengths; `Ok(None)` when there is none to send now. When `draining`, no request begins.
+    /// Writes the next packet and returns its lengths; `Ok(None)` when none may be sent now. When
+    /// `draining` (SQD), no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -23,26 +24,26 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<Written>, Status> {
-        let waits = matches!(self.wait, Wait::Rnr(_));
+    ) -> Result<Option<PacketLens>, Status> {
+        let waits = matches!(self.timer, Timer::Rnr(_));
         if self.cursor == self.queue.tail || waits || self.next - self.una >= self.window {
             return Ok(None);
         }
-        if !self.find_packets(connection, draining, memory, out)? {
+        if !self.advance_cursor(connection, draining, memory, out)? {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
-        // It might read what is yet to come.
+        // It might read memory that a deferred copy has not written yet.
         let is_read = matches!(wqe.operation, Operation::Read { .. });
         if (!is_read || wqe.fence) && memory.is_unsettled(connection.qpn) {
             return Ok(None);
         }
-        // The responses of a READ take up the window as our own packets do; a request for some goes out when there is room for them all.
+        // READ responses consume the window too: all of them must fit.
         if self.next > self.una && self.part_end(&wqe, self.next) - self.una > self.window && wqe.awaits_data() {
             return Ok(None);
         }
-        let next_part = wqe.awaits_data() && self.next == self.max && self.next > wqe.first;
-        if next_part && self.awaiting >= self.limits.max_rd_atomic {
+        let new_part = wqe.awaits_data() && self.next == self.max && self.next > wqe.first;
+        if new_part && self.rd_atomic_outstanding >= self.limits.max_rd_atomic {
             return Ok(None);
         }
         let Some((written, numbers)) = self.write(&wqe, connection, memory, buf)? else {
@@ -51,20 +52,21 @@ impl Requester {
         if self.next < self.max {
             out.counters.retransmits += 1;
         }
-        self.awaiting += u32::from(next_part);
+        self.rd_atomic_outstanding += u32::from(new_part);
         self.next += numbers;
         self.max = self.max.max(self.next);
         if self.next == wqe.end() {
             self.cursor += 1;
         }
-        if self.wait == Wait::Nothing {
-            self.wait_for_ack(now);
+        if self.timer == Timer::Idle {
+            self.restart_ack_timer(now);
         }
         Ok(Some(written))
     }
 
-    /// Writes the next packet, when that is one from the middle of a SEND or WRITE whose beginning is on its way, and gives its length. `None` when it is not,
-    /// or when anything about it is out of the ordinary: that is for [`transmit`](Self::transmit), which gives the same packet. No deadline changes.
+    /// Fast path of [`transmit`](Self::transmit): writes the next packet if it is the MIDDLE packet
+    /// of a SEND or WRITE in flight, and returns its length; `None` otherwise. The packet is the
+    /// same; no deadline changes.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
         connection: &Connection,
@@ -72,7 +74,7 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<usize> {
-        let room = self.next - self.una < self.window && matches!(self.wait, Wait::Ack(_));
+        let room = self.next - self.una < self.window && matches!(self.timer, Timer::LocalAck(_));
         if !room || self.cursor >= self.begun {
             return None;
         }
@@ -87,8 +89,8 @@ impl Requester {
             return None;
         }
         let last_admitted = self.next + 1 - self.una >= self.window;
-        let ack_req = last_admitted || self.unasked + 1 >= self.ask_every;
-        // The path MTU is a multiple of 4: no pad.
+        let ack_req = last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
+        // The path MTU is a multiple of 4, so there is no pad.
         let packet = buf.get_mut(..Bth::LEN + connection.mtu + icrc::LEN)?;
         let len = packet.len();
         let (header, rest) = packet.split_first_chunk_mut::<{ Bth::LEN }>()?;
@@ -99,14 +101,14 @@ impl Requester {
         self.queue
             .gather(self.cursor, memory, connection.pd, offset, payload)
             .ok()?;
-        self.unasked = if ack_req { 0 } else { self.unasked + 1 };
+        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
         out.counters.retransmits += u64::from(self.next < self.max);
         self.next += 1;
         self.max = self.max.max(self.next);
         Some(len)
     }
 
-    /// Gives the request at the cursor its sequence numbers, unless it has to wait.
+    /// Assigns PSNs to the request at the cursor, unless it must wait.
     pub(super) fn begin<M: Memory>(
         &mut self,
         connection: &Connection,
@@ -115,14 +117,14 @@ impl Requester {
     ) -> Result<bool, Status> {
         let number = self.cursor;
         let wqe = *self.queue.get(number);
-        if draining || wqe.fence && self.awaiting > 0 {
+        if draining || wqe.fence && self.rd_atomic_outstanding > 0 {
             return Ok(false);
         }
         if wqe.awaits_data() {
             if self.limits.max_rd_atomic == 0 {
-                return self.refuse(Status::LocalQpOperation).map(|()| false);
+                return self.fail_or_stall(Status::LocalQpOperation).map(|()| false);
             }
-            if self.awaiting >= self.limits.max_rd_atomic {
+            if self.rd_atomic_outstanding >= self.limits.max_rd_atomic {
                 return Ok(false);
             }
         }
@@ -130,23 +132,24 @@ impl Requester {
             return self.begin_local(&wqe.operation, connection, memory);
         }
         let packets = connection.packets(wqe.len);
-        // A request of one packet is checked when its bytes are read; nothing of a longer one goes out when its end cannot.
+        // A longer request is checked before its first packet; one packet is checked when read.
         if (wqe.awaits_data() || packets > 1)
             && sges::check(memory, connection.pd, self.queue.sges(number), wqe.awaits_data()).is_err()
         {
-            return self.refuse(Status::LocalProtection).map(|()| false);
+            return self.fail_or_stall(Status::LocalProtection).map(|()| false);
         }
         let first = self.next;
         let entry = self.queue.get_mut(number);
         entry.first = first;
         entry.packets = packets;
         self.begun += 1;
-        self.awaiting += u32::from(wqe.awaits_data());
+        self.rd_atomic_outstanding += u32::from(wqe.awaits_data());
         Ok(true)
     }
 
-    /// The request at the cursor cannot be sent: it fails when it is the oldest, until then it holds up those behind it.
-    pub(super) fn refuse(&self, status: Status) -> Result<(), Status> {
+    /// The request at the cursor cannot be sent: it stalls the queue, and fails when it is the
+    /// oldest.
+    pub(super) fn fail_or_stall(&self, status: Status) -> Result<(), Status> {
         if self.cursor == self.queue.head {
             Err(status)
         } else {
@@ -154,14 +157,14 @@ impl Requester {
         }
     }
 
-    /// Writes packet `next`, of the request at the cursor: its lengths, and the sequence numbers it takes.
+    /// Writes packet `next`, of the request at the cursor; returns its lengths and its PSN count.
     fn write<M: Memory>(
         &mut self,
         wqe: &Wqe,
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Result<Option<(Written, u64)>, Status> {
+    ) -> Result<Option<(PacketLens, u64)>, Status> {
         let index = self.next - wqe.first;
         let offset = index * connection.mtu as u64;
         let left = u64::from(wqe.len) - offset;
@@ -178,7 +181,7 @@ impl Requester {
                 let (opcode, extension) = write_headers(wqe, index, addr, rkey, imm);
                 (opcode, extension, true, 1)
             }
-            // After a loss the rest of the part is asked for, from the first packet that is missing (IBTA vol 1, 9.7.5.1.3).
+            // A retransmitted READ starts at the first missing response (IBTA vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
                 let va = addr.saturating_add(offset);
                 let numbers = self.part_end(wqe, self.next) - self.next;
@@ -199,7 +202,7 @@ impl Requester {
                 };
                 (opcode, Extension::Atomic(atomic), false, 1)
             }
-            // They have no packets.
+            // Local operations have no packets.
             Operation::Bind(_) | Operation::Invalidate { .. } => return Ok(None),
         };
         let len = if payload {
@@ -210,55 +213,59 @@ impl Requester {
         let ends = self.next + numbers == wqe.end();
         let last_admitted = self.next + numbers - self.una >= self.window;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
-        let quiet = ends && self.is_quiet(wqe, connection);
-        bth.ack_req = ends && !quiet || last_admitted || self.unasked + 1 >= self.ask_every;
+        let suppress = ends && self.may_suppress_ack(wqe, connection);
+        bth.ack_req = ends && !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
         bth.solicited = ends && wqe.solicited;
-        let place = self.place(self.cursor, connection, memory);
-        let Some(written) = connection.draft(buf, &bth, &extension, len, place) else {
+        let location = self.payload_location(self.cursor, connection, memory);
+        let Some(written) = connection.write_packet_headers(buf, &bth, &extension, len, location) else {
             return Ok(None);
         };
         if self.fill(&written, len, offset, memory, connection.pd, buf).is_err() {
-            return self.refuse(Status::LocalProtection).map(|()| None);
+            return self.fail_or_stall(Status::LocalProtection).map(|()| None);
         }
-        self.unasked = if bth.ack_req { 0 } else { self.unasked + 1 };
-        self.quiet = !bth.ack_req && (quiet || self.quiet);
+        self.unacked_since_req = if bth.ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.ack_suppressed = !bth.ack_req && (suppress || self.ack_suppressed);
         Ok(Some((written, numbers)))
     }
 
-    /// Where the payload of a request is.
-    pub(super) fn place<M: Memory>(&self, number: u64, connection: &Connection, memory: &mut M) -> Place {
+    pub(super) fn payload_location<M: Memory>(
+        &self,
+        number: u64,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> PayloadLocation {
         if self.queue.get(number).inline {
-            return Place::Here;
+            return PayloadLocation::Inline;
         }
-        let distant = connection.lane.is_some() && memory.is_distant(connection.pd, self.queue.sges(number));
-        Place::registered(distant)
+        let device_memory = connection.shm_link.is_some() && memory.is_distant(connection.pd, self.queue.sges(number));
+        PayloadLocation::registered(device_memory)
     }
 
-    /// Gives a packet its payload: `len` bytes at `offset` of the message at the cursor.
+    /// Adds the payload to a packet: `len` bytes at `offset` of the message at the cursor.
     pub(super) fn fill<M: Memory>(
         &self,
-        written: &Written,
+        written: &PacketLens,
         len: usize,
         offset: u64,
         memory: &mut M,
         pd: PdId,
         buf: &mut [u8],
     ) -> Result<(), AccessError> {
-        if written.referred > 0 {
-            return sges::refer(memory, pd, self.queue.sges(self.cursor), offset, len);
+        if written.by_ref > 0 {
+            return sges::add_refs(memory, pd, self.queue.sges(self.cursor), offset, len);
         }
-        let payload = &mut buf[written.headers..written.headers + len];
+        let payload = &mut buf[written.header_len..written.header_len + len];
         self.queue.gather(self.cursor, memory, pd, offset, payload)
     }
 }
 
-/// Opcode (RC's) and extension headers of packet `index` of a SEND.
+/// RC opcode and extension headers of packet `index` of a SEND.
 pub(super) fn send_headers(wqe: &Wqe, index: u64, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_send(position(wqe, index), imm.is_some());
     (opcode, with_imm(opcode, None, imm))
 }
 
-/// Opcode and extension headers of packet `index` of a SEND with invalidate: the last one carries the key.
+/// Opcode and extension headers of packet `index` of a SEND with invalidate.
 fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extension) {
     match position(wqe, index) {
         Position::Last => (Opcode::RcSendLastInvalidate, Extension::Ieth(Ieth { rkey })),
@@ -267,7 +274,7 @@ fn send_invalidate_headers(wqe: &Wqe, index: u64, rkey: RKey) -> (Opcode, Extens
     }
 }
 
-/// Opcode (RC's) and extension headers of packet `index` of a WRITE.
+/// RC opcode and extension headers of packet `index` of a WRITE.
 pub(super) fn write_headers(wqe: &Wqe, index: u64, addr: u64, rkey: RKey, imm: Option<u32>) -> (Opcode, Extension) {
     let opcode = Opcode::rc_write(position(wqe, index), imm.is_some());
     let len = wqe.len;
@@ -278,7 +285,6 @@ fn position(wqe: &Wqe, index: u64) -> Position {
     Position::of(index == 0, index + 1 == u64::from(wqe.packets))
 }
 
-/// The headers that the opcode of a SEND or WRITE asks for.
 fn with_imm(opcode: Opcode, reth: Option<Reth>, imm: Option<u32>) -> Extension {
     let starts = opcode.position().starts();
     let imm = imm.filter(|_| opcode.position().ends()).map(ImmDt);

@@ -1,24 +1,25 @@
-//! Sending over UC and UD: each request completes with its last packet, so that nothing is ever on its way here: `una`, `next` and `max` are one
-//! (IBTA vol 1, 9.8.2 and 9.8.4).
+//! Sending over UC and UD: each request completes with its last packet, so nothing is in flight and
+//! `una`, `next` and `max` are equal (IBTA vol 1, 9.8.2 and 9.8.4).
 
 use crate::memory::Memory;
 use crate::outbox::Outbox;
-use crate::qp::parts::Written;
+use crate::qp::packet::PacketLens;
 use crate::qp::requester::Requester;
 use crate::qp::requester::transmit::{send_headers, write_headers};
 use crate::qp::{Connection, Path};
 use crate::wire::{Bth, Deth, Extension, ImmDt, Opcode};
 use crate::work::{Destination, Operation, PostError, SendRequest, Status};
 
-/// The bit by which a request asks for its queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
-const OWN_QKEY: u32 = 0x8000_0000;
+/// Selects the queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
+const USE_OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
     pub(crate) fn post_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
         self.queue.post_datagram(request, to, self.signal_all)
     }
 
-    /// Writes the next packet of a UC queue pair and gives its lengths; `Ok(None)` when there is none. When `draining`, no request begins.
+    /// Writes the next packet of a UC queue pair and returns its lengths; `Ok(None)` when there is
+    /// none. When `draining`, no request begins.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -29,8 +30,8 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<Written>, Status> {
-        if !self.find_packets(connection, draining, memory, out)? {
+    ) -> Result<Option<PacketLens>, Status> {
+        if !self.advance_cursor(connection, draining, memory, out)? {
             return Ok(None);
         }
         let wqe = *self.queue.get(self.cursor);
@@ -38,7 +39,7 @@ impl Requester {
         let (reliable, extension) = match wqe.operation {
             Operation::Send { imm } => send_headers(&wqe, index, imm),
             Operation::Write { addr, rkey, imm } => write_headers(&wqe, index, addr, rkey, imm),
-            // Posting refuses all others.
+            // Refused at posting.
             _ => return Err(Status::LocalQpOperation),
         };
         let Some(opcode) = reliable.uc() else {
@@ -51,26 +52,26 @@ impl Requester {
         self.write_unreliable(&bth, &extension, (offset, len), connection, memory, buf, out)
     }
 
-    /// Writes the next packet of a UD queue pair with the Q_Key `own`, and gives its lengths and where it goes.
+    /// Writes the next packet of a UD queue pair; returns its lengths and path.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn transmit_datagram<M: Memory>(
         &mut self,
         connection: &Connection,
-        own: u32,
+        own_qkey: u32,
         draining: bool,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<(Written, Path)>, Status> {
+    ) -> Result<Option<(PacketLens, Path)>, Status> {
         while self.has_more() && !draining {
             let wqe = *self.queue.get(self.cursor);
             let (Operation::Send { imm }, Some(to)) = (wqe.operation, self.queue.destination(self.cursor)) else {
                 return Err(Status::LocalQpOperation);
             };
             if wqe.len as usize > connection.mtu {
-                // Neither sent nor an error: C10-93.1.1.
+                // Not sent, and not an error: C10-93.1.1.
                 out.counters.dropped_messages += 1;
                 self.begun += 1;
                 self.cursor += 1;
@@ -81,22 +82,25 @@ impl Requester {
                 return Ok(None);
             }
             let deth = Deth {
-                qkey: if to.qkey & OWN_QKEY == 0 { to.qkey } else { own },
+                qkey: if to.qkey & USE_OWN_QKEY == 0 { to.qkey } else { own_qkey },
                 src_qp: connection.qpn,
             };
             let extension = imm.map_or(Extension::Deth(deth), |imm| Extension::DethImm(deth, ImmDt(imm)));
             let mut bth = Bth::new(Opcode::ud_send(imm.is_some()), to.qpn, self.psn(self.next));
             bth.solicited = wqe.solicited;
             let part = (0, wqe.len as usize);
-            let lane = to.path.lane;
-            let connection = &Connection { lane, ..*connection };
+            let shm_link = to.path.lane;
+            let connection = &Connection {
+                shm_link,
+                ..*connection
+            };
             let written = self.write_unreliable(&bth, &extension, part, connection, memory, buf, out)?;
             return Ok(written.map(|written| (written, to.path)));
         }
         Ok(None)
     }
 
-    /// Writes a packet with the (offset, length) `part` of the message at the cursor, and completes the request with its last one.
+    /// Writes bytes (`offset`, `len`) of the message at the cursor; the last packet completes it.
     #[expect(
         clippy::too_many_arguments,
         reason = "the engine's surroundings, handed down to where both transports meet"
@@ -110,9 +114,9 @@ impl Requester {
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
-    ) -> Result<Option<Written>, Status> {
-        let place = self.place(self.cursor, connection, memory);
-        let Some(written) = connection.draft(buf, bth, extension, len, place) else {
+    ) -> Result<Option<PacketLens>, Status> {
+        let location = self.payload_location(self.cursor, connection, memory);
+        let Some(written) = connection.write_packet_headers(buf, bth, extension, len, location) else {
             return Ok(None);
         };
         self.fill(&written, len, offset, memory, connection.pd, buf)

@@ -1,48 +1,46 @@
-//! The responder: carries out the peer's requests in the order of their PSNs, each once, and answers (IBTA vol 1, 9.7.3 to 9.7.5).
+//! The responder: executes requests in PSN order, each once (IBTA vol 1, 9.7.3 to 9.7.5).
 //!
-//! [`request`] decides what a packet is (next, gap or seen before) and carries it out; [`replies`] keeps what is to be said; [`transmit`] writes it. [`unreliable`] is what UC
-//! and UD do instead.
+//! [`request`] classifies a packet by its PSN (expected, out of sequence, duplicate) and executes
+//! it; [`replies`] queues ACKs, NAKs, RNR NAKs and READ responses; [`transmit`] writes them.
+//! [`unreliable`] is the responder of UC and UD.
 
 mod replies;
 mod request;
 mod transmit;
 mod unreliable;
 
-pub(crate) use unreliable::Broken;
+pub(crate) use unreliable::LocalFault;
 
 use crate::memory::PdId;
 use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
-use crate::qp::responder::replies::{Kind, Replies};
+use crate::qp::responder::replies::{Replies, ReplyKind};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, RnrTimer};
 use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, SrqId, Status};
 use crate::{Psn, Qpn, RKey};
 
-/// The responder of one queue pair.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// Its own receives, or the one that it holds of the shared receive queue.
+    /// Its own receive queue, or the one receive that it holds of the shared receive queue.
     queue: ReceiveQueue,
     srq: Option<SrqId>,
-    /// The protection domain of its receives: a shared queue has one of its own (IBTA vol 1, 10.2.9).
+    /// The protection domain of its receives: the SRQ's, if any (IBTA vol 1, 10.2.9).
     receive_pd: PdId,
     cq: CqId,
     limits: Limits,
 
-    /// The PSN of the next request.
     expected: Psn,
-    /// Messages completed, modulo 2^24.
+    /// Message sequence number (MSN): messages completed, modulo 2^24.
     msn: u32,
-    /// A NAK was sent for the packet expected: silence until it comes.
-    silent: bool,
-    message: Message,
+    /// A NAK or RNR NAK was sent for the expected packet: no other NAK until it arrives.
+    nak_sent: bool,
+    message: InboundMessage,
     replies: Replies,
-    replay: Replay,
+    atomic_replay: AtomicReplay,
 }
 
-/// The attributes of the queue pair that matter here.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     access: RemoteAccess,
@@ -50,57 +48,57 @@ struct Limits {
     rnr_timer: u8,
 }
 
-/// The message of several packets that is under way.
+/// The inbound message of several packets in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Message {
+enum InboundMessage {
     /// None: the next packet starts one.
     None,
-    /// A SEND of which so many bytes are in the oldest receive.
-    Send { done: u64 },
-    /// A WRITE.
-    Write(Target),
+    /// A SEND, of which `done` bytes are in the oldest receive.
+    Send {
+        done: u64,
+    },
+    Write(WriteTarget),
 }
 
-/// Where a WRITE goes on.
+/// The remainder of a WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Target {
+struct WriteTarget {
     rkey: RKey,
-    /// Where the next packet's bytes go.
+    /// Destination of the next packet's payload.
     addr: u64,
-    /// How many are to come.
     left: u32,
-    /// The length of the whole.
     len: u32,
 }
 
-/// A request that cannot be carried out: the peer is told, and the queue pair goes into the error state.
+/// A request that cannot be executed: a NAK is sent and the queue pair enters the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Refused {
+pub(crate) struct FatalNak {
     pub(crate) nak: Nak,
-    /// A receive has completed with the error, so that no event is needed.
+    /// A receive completed with the error, so no asynchronous event is reported.
     pub(crate) reported: bool,
 }
 
-impl Refused {
-    const INVALID: Self = Self {
+impl FatalNak {
+    const INVALID_REQUEST: Self = Self {
         nak: Nak::InvalidRequest,
         reported: false,
     };
-    const ACCESS: Self = Self {
+    const REMOTE_ACCESS: Self = Self {
         nak: Nak::RemoteAccess,
         reported: false,
     };
 }
 
-/// The results of the last atomics, for requests that come again (IBTA vol 1, 9.4.5 and 9.7.5.1.4): as many as the peer may have outstanding.
+/// Results of the most recent atomics, for the replay of duplicate requests (IBTA vol 1, 9.4.5 and
+/// 9.7.5.1.4): as many as the peer may have outstanding.
 #[derive(Debug, Default)]
-struct Replay {
+struct AtomicReplay {
     results: Vec<(Psn, u64)>,
     oldest: usize,
     depth: usize,
 }
 
-impl Replay {
+impl AtomicReplay {
     fn clear(&mut self, depth: usize) {
         self.results.clear();
         self.results.reserve(depth);
@@ -130,7 +128,7 @@ impl Responder {
         Self {
             queue: srq.map_or_else(
                 || ReceiveQueue::new(init.max_recv_wr, init.max_recv_sge),
-                SharedQueue::place_for_one,
+                SharedQueue::holding_queue,
             ),
             srq: init.srq,
             receive_pd: srq.map_or(init.pd, SharedQueue::pd),
@@ -138,19 +136,18 @@ impl Responder {
             limits: Limits::default(),
             expected: Psn::new(0),
             msn: 0,
-            silent: false,
-            message: Message::None,
+            nak_sent: false,
+            message: InboundMessage::None,
             replies: Replies::default(),
-            replay: Replay::default(),
+            atomic_replay: AtomicReplay::default(),
         }
     }
 
-    /// Takes over attributes as they are set.
     pub(crate) fn configure(&mut self, set: &Modify) {
         let depth = usize::from(set.max_dest_rd_atomic.unwrap_or(0));
         if depth != self.limits.max_dest_rd_atomic {
             self.replies.reserve(depth);
-            self.replay.clear(depth);
+            self.atomic_replay.clear(depth);
         }
         self.limits = Limits {
             access: set.access.unwrap_or_default(),
@@ -159,27 +156,26 @@ impl Responder {
         };
     }
 
-    /// Into RTR: the first request has this PSN.
+    /// INIT to RTR: the PSN of the first request.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.expected = psn;
     }
 
-    /// Forgets everything but the attributes.
     pub(crate) fn reset(&mut self) {
         self.queue.clear();
         self.expected = Psn::new(0);
         self.msn = 0;
-        self.silent = false;
-        self.message = Message::None;
+        self.nak_sent = false;
+        self.message = InboundMessage::None;
         self.replies.clear();
-        self.replay.clear(self.limits.max_dest_rd_atomic);
+        self.atomic_replay.clear(self.limits.max_dest_rd_atomic);
     }
 
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         self.queue.post(request)
     }
 
-    /// Whether there is a receive for a message that begins: one of its own, or one that it takes of the shared queue and holds from now on.
+    /// Whether there is a receive for a new message: its own, or one now taken from the SRQ.
     fn has_receive(&mut self, out: &mut Outbox) -> bool {
         if let Some(srq) = self.srq
             && self.queue.len() == 0
@@ -189,9 +185,9 @@ impl Responder {
         self.queue.len() > 0
     }
 
-    /// Whether what it says next is an acknowledgement, behind which nothing waits.
-    pub(crate) fn acknowledges(&self) -> bool {
-        self.replies.is_acknowledgement()
+    /// Whether a single ACK is all it has to send.
+    pub(crate) fn has_only_ack(&self) -> bool {
+        self.replies.has_only_ack()
     }
 
     pub(crate) fn has_replies(&self) -> bool {
@@ -202,33 +198,31 @@ impl Responder {
         self.expected
     }
 
-    /// Completes everything queued as flushed.
     pub(crate) fn flush(&mut self, connection: &Connection, out: &mut Outbox) {
         while self.complete(connection, Outcome::error(Status::Flushed), out) {}
     }
 
-    /// Says nothing more.
-    pub(crate) fn silence(&mut self) {
+    pub(crate) fn clear_replies(&mut self) {
         self.replies.clear();
     }
 
-    /// The last thing to be said before the error state.
-    pub(crate) fn refuse(&mut self, nak: Nak, out: &mut Outbox) {
+    /// Queues the NAK that precedes the error state.
+    pub(crate) fn queue_fatal_nak(&mut self, nak: Nak, out: &mut Outbox) {
         let counter = match nak {
             Nak::RemoteAccess => &mut out.counters.remote_access_naks_sent,
             Nak::RemoteOperational => &mut out.counters.remote_operational_naks_sent,
             _ => &mut out.counters.invalid_request_naks_sent,
         };
         *counter += 1;
-        self.replies.nak(self.expected, self.msn, Kind::Nak(nak));
+        self.replies.nak(self.expected, self.msn, ReplyKind::Nak(nak));
     }
 
-    /// Asks the peer to wait until a receive is posted.
-    fn not_ready(&mut self, out: &mut Outbox) {
+    /// Queues an RNR NAK: the peer retries after the RNR timer.
+    fn queue_rnr_nak(&mut self, out: &mut Outbox) {
         out.counters.rnr_naks_sent += 1;
-        self.silent = true;
+        self.nak_sent = true;
         let timer = RnrTimer::from_code(self.limits.rnr_timer);
-        self.replies.nak(self.expected, self.msn, Kind::Rnr(timer));
+        self.replies.nak(self.expected, self.msn, ReplyKind::Rnr(timer));
     }
 
     /// Completes the oldest receive; false when there is none.
@@ -253,7 +247,7 @@ impl Responder {
     }
 }
 
-/// How a receive ends.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     status: Status,
@@ -262,7 +256,7 @@ struct Outcome {
     imm: Option<u32>,
     invalidated: Option<RKey>,
     solicited: bool,
-    /// UD: the sender's queue pair. The IP header is in front then.
+    /// UD: the sending queue pair; the payload is then preceded by the IP header.
     datagram_from: Option<Qpn>,
 }
 

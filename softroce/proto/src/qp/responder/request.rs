@@ -1,56 +1,56 @@
-//! Carrying out requests (IBTA vol 1, 9.7.4 for the order of checks, 9.7.5.2 for the NAKs, 9.4 for the operations).
+//! Execution of requests (IBTA vol 1, 9.7.4: order of checks, 9.7.5.2: NAKs, 9.4: operations).
 
 use core::mem;
 
 use crate::memory::{AtomicOp, CopyError, Invalidator, Memory, RemoteRight};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Source};
-use crate::qp::responder::replies::{Kind, Stream};
-use crate::qp::responder::{Message, Outcome, Refused, Responder, Target};
+use crate::qp::packet::{InboundPacket, PayloadSource};
+use crate::qp::responder::replies::{ReadStream, ReplyKind};
+use crate::qp::responder::{FatalNak, InboundMessage, Outcome, Responder, WriteTarget};
 use crate::qp::{Connection, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Reth};
 use crate::work::{CompletionOpcode, Status};
 
-/// The longest message in bytes.
+/// Maximum message length in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
 
-/// The MSN and the PSNs are 24 bits.
+/// MSNs and PSNs have 24 bits.
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// How carrying out a request ended.
-pub(super) enum Done {
-    /// It is part of a message that goes on.
-    Part,
-    /// It ends a message.
+/// The result of executing a request packet.
+pub(super) enum Executed {
+    /// Part of a message that continues.
+    Partial,
+    /// The end of a message.
     Message,
-    /// It takes this many PSNs and is answered by data of its own.
-    Answered(u32),
-    /// No receive is posted.
-    NotReady,
-    /// Its bytes cannot be had: as if it had never come.
-    Lost,
+    /// A READ or atomic, which takes this many PSNs and has a reply of its own.
+    RdAtomic(u32),
+    ReceiverNotReady,
+    /// The payload cannot be read: the packet counts as lost.
+    PayloadLost,
 }
 
 impl Responder {
-    /// Takes a request. True when it was the next one and carried out, in part or in whole.
+    /// Handles a request. True when it was the expected one and was executed, in part or in whole.
     ///
     /// # Errors
-    /// When the connection ends by it.
+    /// When it ends the connection.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, FatalNak> {
         match packet.bth.psn.since(self.expected) {
             0 => self.handle_next(packet, connection, memory, out),
             1.. => {
                 out.counters.out_of_sequence += 1;
-                if !self.silent {
-                    self.silent = true;
+                if !self.nak_sent {
+                    self.nak_sent = true;
                     out.counters.sequence_naks_sent += 1;
-                    self.replies.nak(self.expected, self.msn, Kind::Nak(Nak::PsnSequence));
+                    self.replies
+                        .nak(self.expected, self.msn, ReplyKind::Nak(Nak::PsnSequence));
                 }
                 Ok(false)
             }
@@ -62,8 +62,9 @@ impl Responder {
         }
     }
 
-    /// Carries out a WRITE of one packet without immediate data and with `len` bytes, as [`handle_request`](Self::handle_request) would. False when it is not the next request, or is to be refused, or its bytes
-    /// cannot be had: nothing is decided then.
+    /// Fast path: executes a WRITE ONLY with `len` bytes as
+    /// [`handle_request`](Self::handle_request) would. False, with nothing changed but bytes it may
+    /// write, when it is not the expected request, would be refused, or its payload cannot be read.
     pub(crate) fn handle_short<M: Memory>(
         &mut self,
         bth: &Bth,
@@ -72,13 +73,13 @@ impl Responder {
         connection: &Connection,
         memory: &mut M,
     ) -> bool {
-        let next = bth.psn == self.expected && !self.silent && self.message == Message::None;
+        let next = bth.psn == self.expected && !self.nak_sent && self.message == InboundMessage::None;
         let whole = len > 0 && len <= connection.mtu && reth.len as usize == len;
         if !next || !whole || !self.limits.access.write {
             return false;
         }
-        // Key, range and right are checked before the first byte changes, as the packet is all there is of the message.
-        let written = memory.remote_write_referred(connection.via(), reth.rkey, reth.va, len);
+        // A single packet: all checks precede the first byte.
+        let written = memory.remote_write_referred(connection.access_context(), reth.rkey, reth.va, len);
         if written.is_err() {
             return false;
         }
@@ -90,105 +91,104 @@ impl Responder {
         true
     }
 
-    /// Carries out the request that is next.
+    /// Executes the expected request.
     fn handle_next<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
-    ) -> Result<bool, Refused> {
-        let silent = mem::replace(&mut self.silent, false);
+    ) -> Result<bool, FatalNak> {
+        let nak_sent = mem::replace(&mut self.nak_sent, false);
         let psn = self.expected;
-        let done = match (packet.bth.opcode.operation(), packet.extension) {
+        let executed = match (packet.bth.opcode.operation(), packet.extension) {
             (Operation::Send, extension) => self.send(packet, extension, connection, memory, out)?,
             (Operation::Write, extension) => self.write(packet, extension, connection, memory, out)?,
             (Operation::ReadRequest, Extension::Reth(reth)) => self.read(&reth, connection, memory)?,
             (Operation::CompareSwap | Operation::FetchAdd, Extension::Atomic(atomic)) => {
                 self.atomic(&packet.bth, &atomic, connection, memory)?
             }
-            _ => return Err(Refused::INVALID),
+            _ => return Err(FatalNak::INVALID_REQUEST),
         };
-        match done {
-            Done::NotReady => {
-                self.not_ready(out);
+        match executed {
+            Executed::ReceiverNotReady => {
+                self.queue_rnr_nak(out);
                 return Ok(true);
             }
-            Done::Lost => {
-                self.silent = silent;
+            Executed::PayloadLost => {
+                self.nak_sent = nak_sent;
                 return Ok(false);
             }
-            Done::Part => self.expected = psn.add(1),
-            Done::Message => {
+            Executed::Partial => self.expected = psn.add(1),
+            Executed::Message => {
                 self.expected = psn.add(1);
                 self.msn = (self.msn + 1) & MASK_24;
             }
-            Done::Answered(numbers) => self.expected = psn.add(numbers),
+            Executed::RdAtomic(numbers) => self.expected = psn.add(numbers),
         }
-        if packet.bth.ack_req && !matches!(done, Done::Answered(_)) {
+        if packet.bth.ack_req && !matches!(executed, Executed::RdAtomic(_)) {
             self.replies.ack(psn, self.msn);
         }
         Ok(true)
     }
 
-    /// A packet of a SEND: into the oldest receive.
     pub(super) fn send<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         extension: Extension,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
-    ) -> Result<Done, Refused> {
+    ) -> Result<Executed, FatalNak> {
         let position = packet.bth.opcode.position();
         let done = match (self.message, position.starts()) {
-            (Message::None, true) => 0,
-            (Message::Send { done }, false) => done,
-            _ => return Err(Refused::INVALID),
+            (InboundMessage::None, true) => 0,
+            (InboundMessage::Send { done }, false) => done,
+            _ => return Err(FatalNak::INVALID_REQUEST),
         };
-        if !fits(packet, connection) {
-            return Err(Refused::INVALID);
+        if !is_length_valid(packet, connection) {
+            return Err(FatalNak::INVALID_REQUEST);
         }
         if position.starts() && !self.has_receive(out) {
-            return Ok(Done::NotReady);
+            return Ok(Executed::ReceiverNotReady);
         }
         let Some((receive, list)) = self.queue.front() else {
-            return Ok(Done::NotReady);
+            return Ok(Executed::ReceiverNotReady);
         };
         let end = done + packet.payload.len() as u64;
-        if end > receive.room {
+        if end > receive.capacity {
             self.complete(connection, Outcome::error(Status::LocalLength), out);
-            return Err(Refused {
+            return Err(FatalNak {
                 nak: Nak::InvalidRequest,
                 reported: true,
             });
         }
         match sges::scatter(memory, self.receive_pd, list, done, packet.payload) {
             Ok(()) => {}
-            Err(CopyError::Gone) => return Ok(Done::Lost),
+            Err(CopyError::Gone) => return Ok(Executed::PayloadLost),
             Err(CopyError::Access) => {
                 self.complete(connection, Outcome::error(Status::LocalProtection), out);
-                return Err(Refused {
+                return Err(FatalNak {
                     nak: Nak::RemoteOperational,
                     reported: true,
                 });
             }
         }
         if !position.ends() {
-            self.message = Message::Send { done: end };
-            return Ok(Done::Part);
+            self.message = InboundMessage::Send { done: end };
+            return Ok(Executed::Partial);
         }
-        // The receive is used up, so that it tells of the error (IBTA vol 1, 9.9.3: responder class J).
+        // The receive is consumed and reports the error (IBTA vol 1, 9.9.3: responder class J).
         let invalidated = extension.ieth().map(|ieth| ieth.rkey);
-        let via = connection.via();
-        if invalidated.is_some_and(|rkey| memory.invalidate(via, rkey, Invalidator::Peer).is_err()) {
+        let context = connection.access_context();
+        if invalidated.is_some_and(|rkey| memory.invalidate(context, rkey, Invalidator::Peer).is_err()) {
             self.complete(connection, Outcome::error(Status::RemoteInvalidRequest), out);
-            return Err(Refused {
+            return Err(FatalNak {
                 nak: Nak::RemoteAccess,
                 reported: true,
             });
         }
-        self.message = Message::None;
+        self.message = InboundMessage::None;
         let outcome = Outcome {
             status: Status::Success,
             opcode: CompletionOpcode::Receive,
@@ -199,67 +199,72 @@ impl Responder {
             datagram_from: None,
         };
         self.complete(connection, outcome, out);
-        Ok(Done::Message)
+        Ok(Executed::Message)
     }
 
-    /// A packet of a WRITE.
     pub(super) fn write<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         extension: Extension,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
-    ) -> Result<Done, Refused> {
+    ) -> Result<Executed, FatalNak> {
         let position = packet.bth.opcode.position();
-        if !self.limits.access.write || !fits(packet, connection) {
-            return Err(Refused::INVALID);
+        if !self.limits.access.write || !is_length_valid(packet, connection) {
+            return Err(FatalNak::INVALID_REQUEST);
         }
         let target = match (self.message, extension.reth()) {
-            (Message::None, Some(reth)) => Target {
+            (InboundMessage::None, Some(reth)) => WriteTarget {
                 rkey: reth.rkey,
                 addr: reth.va,
                 left: reth.len,
                 len: reth.len,
             },
-            (Message::Write(target), None) => target,
-            _ => return Err(Refused::INVALID),
+            (InboundMessage::Write(target), None) => target,
+            _ => return Err(FatalNak::INVALID_REQUEST),
         };
-        // Every packet but the last leaves something to come, the last leaves nothing (IBTA vol 1, 9.7.4.1.6).
+        // Only the last packet leaves no bytes to come (IBTA vol 1, 9.7.4.1.6).
         let bytes = packet.payload.len() as u32;
-        let left = target.left.checked_sub(bytes).ok_or(Refused::INVALID)?;
+        let left = target.left.checked_sub(bytes).ok_or(FatalNak::INVALID_REQUEST)?;
         if position.ends() != (left == 0) || target.len > MAX_MESSAGE {
-            return Err(Refused::INVALID);
+            return Err(FatalNak::INVALID_REQUEST);
         }
-        // The whole range is checked before the first byte of it changes.
+        // The whole range is checked before the first byte is written.
         if position.starts() && target.len > 0 {
             let len = u64::from(target.len);
             memory
-                .check_remote(connection.via(), target.rkey, target.addr, len, RemoteRight::Write)
-                .map_err(|_| Refused::ACCESS)?;
+                .check_remote(
+                    connection.access_context(),
+                    target.rkey,
+                    target.addr,
+                    len,
+                    RemoteRight::Write,
+                )
+                .map_err(|_| FatalNak::REMOTE_ACCESS)?;
         }
         let imm = extension.imm();
         if imm.is_some() && !self.has_receive(out) {
-            return Ok(Done::NotReady);
+            return Ok(Executed::ReceiverNotReady);
         }
         if bytes > 0 {
-            let (via, rkey, addr) = (connection.via(), target.rkey, target.addr);
+            let (context, rkey, addr) = (connection.access_context(), target.rkey, target.addr);
             let written = match packet.payload {
-                Source::Bytes(bytes) => memory.remote_write(via, rkey, addr, bytes).map_err(CopyError::from),
-                Source::Referred { len, .. } => memory.remote_write_referred(via, rkey, addr, len),
+                PayloadSource::Bytes(bytes) => memory.remote_write(context, rkey, addr, bytes).map_err(CopyError::from),
+                PayloadSource::ByRef { len, .. } => memory.remote_write_referred(context, rkey, addr, len),
             };
             match written {
                 Ok(()) => {}
-                Err(CopyError::Gone) => return Ok(Done::Lost),
-                Err(CopyError::Access) => return Err(Refused::ACCESS),
+                Err(CopyError::Gone) => return Ok(Executed::PayloadLost),
+                Err(CopyError::Access) => return Err(FatalNak::REMOTE_ACCESS),
             }
         }
         if !position.ends() {
             let addr = target.addr.saturating_add(u64::from(bytes));
-            self.message = Message::Write(Target { addr, left, ..target });
-            return Ok(Done::Part);
+            self.message = InboundMessage::Write(WriteTarget { addr, left, ..target });
+            return Ok(Executed::Partial);
         }
-        self.message = Message::None;
+        self.message = InboundMessage::None;
         if let Some(imm) = imm {
             let outcome = Outcome {
                 status: Status::Success,
@@ -272,37 +277,37 @@ impl Responder {
             };
             self.complete(connection, outcome, out);
         }
-        Ok(Done::Message)
+        Ok(Executed::Message)
     }
 
-    /// A READ: its responses are sent one by one as the link takes them.
-    fn read<M: Memory>(&mut self, reth: &Reth, connection: &Connection, memory: &mut M) -> Result<Done, Refused> {
-        if !self.limits.access.read || !self.takes_data_request() || reth.len > MAX_MESSAGE {
-            return Err(Refused::INVALID);
+    /// A READ: its responses are sent one by one as the link accepts them.
+    fn read<M: Memory>(&mut self, reth: &Reth, connection: &Connection, memory: &mut M) -> Result<Executed, FatalNak> {
+        if !self.limits.access.read || !self.may_accept_rd_atomic() || reth.len > MAX_MESSAGE {
+            return Err(FatalNak::INVALID_REQUEST);
         }
         if reth.len > 0 {
             let len = u64::from(reth.len);
             memory
-                .check_remote(connection.via(), reth.rkey, reth.va, len, RemoteRight::Read)
-                .map_err(|_| Refused::ACCESS)?;
+                .check_remote(connection.access_context(), reth.rkey, reth.va, len, RemoteRight::Read)
+                .map_err(|_| FatalNak::REMOTE_ACCESS)?;
         }
         self.msn = (self.msn + 1) & MASK_24;
-        let stream = stream(reth, connection);
-        self.replies.data(self.expected, self.msn, Kind::Read(stream));
-        Ok(Done::Answered(stream.packets))
+        let stream = read_stream(reth, connection);
+        self.replies.data(self.expected, self.msn, ReplyKind::Read(stream));
+        Ok(Executed::RdAtomic(stream.packets))
     }
 
-    /// An atomic: carried out now, its result kept in case the request comes again.
+    /// An atomic: executed now; its result is kept for replay.
     fn atomic<M: Memory>(
         &mut self,
         bth: &Bth,
         atomic: &AtomicEth,
         connection: &Connection,
         memory: &mut M,
-    ) -> Result<Done, Refused> {
+    ) -> Result<Executed, FatalNak> {
         let aligned = atomic.va.is_multiple_of(8);
-        if !self.limits.access.atomic || !self.takes_data_request() || !aligned {
-            return Err(Refused::INVALID);
+        if !self.limits.access.atomic || !self.may_accept_rd_atomic() || !aligned {
+            return Err(FatalNak::INVALID_REQUEST);
         }
         let op = if bth.opcode.operation() == Operation::CompareSwap {
             AtomicOp::CompareSwap {
@@ -313,35 +318,39 @@ impl Responder {
             AtomicOp::FetchAdd { add: atomic.swap_add }
         };
         let original = memory
-            .remote_atomic(connection.via(), atomic.rkey, atomic.va, op)
-            .map_err(|_| Refused::ACCESS)?;
+            .remote_atomic(connection.access_context(), atomic.rkey, atomic.va, op)
+            .map_err(|_| FatalNak::REMOTE_ACCESS)?;
         self.msn = (self.msn + 1) & MASK_24;
-        self.replay.store(self.expected, original);
-        self.replies.data(self.expected, self.msn, Kind::Atomic { original });
-        Ok(Done::Answered(1))
+        self.atomic_replay.store(self.expected, original);
+        self.replies
+            .data(self.expected, self.msn, ReplyKind::Atomic { original });
+        Ok(Executed::RdAtomic(1))
     }
 
-    /// Whether a READ or atomic may come now: between messages, and not more than agreed (IBTA vol 1, 9.7.4.1.5, 9.4.4).
-    fn takes_data_request(&self) -> bool {
-        self.message == Message::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
+    /// READs and atomics: between messages, within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5,
+    /// 9.4.4).
+    fn may_accept_rd_atomic(&self) -> bool {
+        self.message == InboundMessage::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
     }
 
-    /// A request that was carried out before: acknowledged, read or answered again, never executed again (IBTA vol 1, 9.7.5.1.4).
-    fn handle_duplicate(&mut self, packet: &Arrival<'_>, connection: &Connection) {
+    /// Duplicate request: acknowledged, read or replayed, not executed (IBTA vol 1, 9.7.5.1.4).
+    fn handle_duplicate(&mut self, packet: &InboundPacket<'_>, connection: &Connection) {
         let psn = packet.bth.psn;
         let depth = self.limits.max_dest_rd_atomic;
         match (packet.bth.opcode.operation(), packet.extension) {
             (Operation::ReadRequest, Extension::Reth(reth)) => {
-                let stream = stream(&reth, connection);
-                // Its responses end before the packet expected, or it is not the READ it was.
+                let stream = read_stream(&reth, connection);
+                // A duplicate's responses end before the expected PSN.
                 let within = psn.add(stream.packets).since(self.expected) <= 0;
                 if within && reth.len <= MAX_MESSAGE && self.limits.access.read {
-                    self.replies.data_again(psn, self.msn, Kind::Read(stream), depth);
+                    self.replies
+                        .duplicate_data(psn, self.msn, ReplyKind::Read(stream), depth);
                 }
             }
             (_, Extension::Atomic(_)) => {
-                if let Some(original) = self.replay.find(psn) {
-                    self.replies.data_again(psn, self.msn, Kind::Atomic { original }, depth);
+                if let Some(original) = self.atomic_replay.find(psn) {
+                    self.replies
+                        .duplicate_data(psn, self.msn, ReplyKind::Atomic { original }, depth);
                 }
             }
             _ => self.replies.ack(self.expected.add(MASK_24), self.msn),
@@ -349,19 +358,19 @@ impl Responder {
     }
 }
 
-fn stream(reth: &Reth, connection: &Connection) -> Stream {
-    Stream {
+fn read_stream(reth: &Reth, connection: &Connection) -> ReadStream {
+    ReadStream {
         addr: reth.va,
         rkey: reth.rkey,
         left: reth.len,
         packets: connection.packets(reth.len),
-        fresh: true,
+        unsent: true,
     }
 }
 
-/// Whether the payload has a length that its place in the message allows: exactly the path MTU but at the end, and not nothing at the end of several
-/// (IBTA vol 1, 9.7.4.1.6).
-fn fits(packet: &Arrival<'_>, connection: &Connection) -> bool {
+/// Whether the payload length is valid for the packet's position: exactly the path MTU except in
+/// the last packet, which must not be empty unless it is the only one (IBTA vol 1, 9.7.4.1.6).
+fn is_length_valid(packet: &InboundPacket<'_>, connection: &Connection) -> bool {
     let position = packet.bth.opcode.position();
     let (bytes, mtu) = (packet.payload.len(), connection.mtu);
     if !position.ends() {

@@ -1,47 +1,48 @@
-//! The responder's packets.
+//! Writes the responder's packets.
 
 use crate::Psn;
 use crate::memory::Memory;
 use crate::qp::Connection;
-use crate::qp::parts::{Place, Written};
-use crate::qp::responder::replies::{Kind, Reply, Stream};
-use crate::qp::responder::{Refused, Responder};
+use crate::qp::packet::{PacketLens, PayloadLocation};
+use crate::qp::responder::replies::{ReadStream, Reply, ReplyKind};
+use crate::qp::responder::{FatalNak, Responder};
 use crate::wire::{Aeth, AtomicAckEth, Bth, Credits, Extension, Opcode, Position, Syndrome, header_len};
 
 impl Responder {
-    /// Writes the next packet and gives its lengths; `Ok(None)` when there is none.
+    /// Writes the next packet and returns its lengths; `Ok(None)` when there is none.
     ///
     /// # Errors
-    /// When the memory of a READ is no longer there for the peer: the connection ends by it.
+    /// When the memory of a READ is no longer accessible: this ends the connection.
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
-    ) -> Result<Option<Written>, Refused> {
+    ) -> Result<Option<PacketLens>, FatalNak> {
         while let Some(reply) = self.replies.front() {
-            let Kind::Read(stream) = &mut reply.kind else {
+            let ReplyKind::Read(stream) = &mut reply.kind else {
                 let written = write_single(reply, connection, buf);
                 self.replies.pop();
                 return Ok(written);
             };
-            let distant = connection.lane.is_some() && memory.is_distant_remote(connection.via(), stream.rkey);
-            let place = Place::registered(distant);
-            let Some(written) = write_read_headers(reply.psn, reply.msn, stream, place, connection, buf) else {
+            let device_memory =
+                connection.shm_link.is_some() && memory.is_distant_remote(connection.access_context(), stream.rkey);
+            let location = PayloadLocation::registered(device_memory);
+            let Some(written) = write_read_headers(reply.psn, reply.msn, stream, location, connection, buf) else {
                 return Ok(None);
             };
             let bytes = stream.bytes(connection);
-            let (via, rkey, addr) = (connection.via(), stream.rkey, stream.addr);
+            let (context, rkey, addr) = (connection.access_context(), stream.rkey, stream.addr);
             let granted = if bytes == 0 {
                 Ok(())
-            } else if written.referred > 0 {
-                memory.refer_remote(via, rkey, addr, written.referred)
+            } else if written.by_ref > 0 {
+                memory.refer_remote(context, rkey, addr, written.by_ref)
             } else {
                 let behind = stream.left as usize - bytes;
-                memory.remote_read_ahead(via, rkey, addr, &mut buf[written.headers..][..bytes], behind)
+                memory.remote_read_ahead(context, rkey, addr, &mut buf[written.header_len..][..bytes], behind)
             };
             if granted.is_err() {
-                if reply.again {
+                if reply.duplicate {
                     self.replies.pop();
                     continue;
                 }
@@ -50,7 +51,7 @@ impl Responder {
             stream.addr = stream.addr.saturating_add(bytes as u64);
             stream.left -= bytes as u32;
             stream.packets -= 1;
-            stream.fresh = false;
+            stream.unsent = false;
             reply.psn = reply.psn.add(1);
             if stream.packets == 0 {
                 self.replies.pop();
@@ -60,12 +61,12 @@ impl Responder {
         Ok(None)
     }
 
-    /// Takes the acknowledgement that is to be said first, if one is, as a packet of a lane.
-    pub(crate) fn take_acknowledgement(
-        &mut self,
-        connection: &Connection,
-    ) -> Option<[u8; header_len(Opcode::RcAcknowledge)]> {
-        let reply = self.replies.front().filter(|reply| matches!(reply.kind, Kind::Ack))?;
+    /// Takes the first reply if it is an ACK, as the headers of a shm packet.
+    pub(crate) fn take_ack(&mut self, connection: &Connection) -> Option<[u8; header_len(Opcode::RcAcknowledge)]> {
+        let reply = self
+            .replies
+            .front()
+            .filter(|reply| matches!(reply.kind, ReplyKind::Ack))?;
         let mut headers = [0; header_len(Opcode::RcAcknowledge)];
         let bth = Bth::new(Opcode::RcAcknowledge, connection.peer, reply.psn);
         let (front, aeth) = headers.split_at_mut(Bth::LEN);
@@ -75,52 +76,49 @@ impl Responder {
         Some(headers)
     }
 
-    /// Takes back everything from the READ on that is being answered: the NAK takes the PSN of its next response.
-    fn abort_read(&mut self) -> Result<Option<Written>, Refused> {
+    /// Drops all replies; the NAK gets the PSN of the READ's next response.
+    fn abort_read(&mut self) -> Result<Option<PacketLens>, FatalNak> {
         if let Some(reply) = self.replies.front() {
             self.expected = reply.psn;
         }
         self.replies.clear();
-        Err(Refused::ACCESS)
+        Err(FatalNak::REMOTE_ACCESS)
     }
 }
 
-impl Stream {
-    /// The bytes of the next response.
+impl ReadStream {
     fn bytes(&self, connection: &Connection) -> usize {
         (self.left as usize).min(connection.mtu)
     }
 
     fn opcode(&self) -> Opcode {
-        Opcode::rc_read_response(Position::of(self.fresh, self.packets == 1))
+        Opcode::rc_read_response(Position::of(self.unsent, self.packets == 1))
     }
 }
 
-/// Writes a response of one packet, and gives its lengths.
-fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<Written> {
+fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Option<PacketLens> {
     let (opcode, extension) = match reply.kind {
-        Kind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
-        Kind::Nak(nak) => (Opcode::RcAcknowledge, aeth(Syndrome::Nak(nak), reply.msn)),
-        Kind::Rnr(timer) => (Opcode::RcAcknowledge, aeth(Syndrome::RnrNak(timer), reply.msn)),
-        Kind::Atomic { original } => (
+        ReplyKind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
+        ReplyKind::Nak(nak) => (Opcode::RcAcknowledge, aeth(Syndrome::Nak(nak), reply.msn)),
+        ReplyKind::Rnr(timer) => (Opcode::RcAcknowledge, aeth(Syndrome::RnrNak(timer), reply.msn)),
+        ReplyKind::Atomic { original } => (
             Opcode::RcAtomicAcknowledge,
             Extension::AethAtomic(ack(reply.msn), AtomicAckEth { original }),
         ),
-        Kind::Read(_) => return None,
+        ReplyKind::Read(_) => return None,
     };
     let bth = Bth::new(opcode, connection.peer, reply.psn);
-    connection.draft(buf, &bth, &extension, 0, Place::Here)
+    connection.write_packet_headers(buf, &bth, &extension, 0, PayloadLocation::Inline)
 }
 
-/// Writes the headers of the next response of a READ, and gives its lengths.
 fn write_read_headers(
     psn: Psn,
     msn: u32,
-    stream: &Stream,
-    place: Place,
+    stream: &ReadStream,
+    location: PayloadLocation,
     connection: &Connection,
     buf: &mut [u8],
-) -> Option<Written> {
+) -> Option<PacketLens> {
     let opcode = stream.opcode();
     let extension = if opcode == Opcode::RcReadResponseMiddle {
         Extension::Bare
@@ -128,10 +126,10 @@ fn write_read_headers(
         Extension::Aeth(ack(msn))
     };
     let bth = Bth::new(opcode, connection.peer, psn);
-    connection.draft(buf, &bth, &extension, stream.bytes(connection), place)
+    connection.write_packet_headers(buf, &bth, &extension, stream.bytes(connection), location)
 }
 
-/// An acknowledgement without a limit by credits: RNR NAKs do their work (IBTA vol 1, 9.7.7.2).
+/// An ACK with unlimited end-to-end credits: flow control is by RNR NAK (IBTA vol 1, 9.7.7.2).
 const fn ack(msn: u32) -> Aeth {
     let syndrome = Syndrome::Ack(Credits::UNLIMITED);
     Aeth { syndrome, msn }

@@ -1,92 +1,94 @@
-//! Receiving over UC and UD: what cannot be taken is dropped without a word (IBTA vol 1, 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that
-//! cannot be written ends the queue pair (class A).
+//! Receiving over UC and UD: packets that cannot be received are dropped silently (IBTA vol 1,
+//! 9.8.2.2 and 9.8.4; responder fault class D of 9.9.3). Only a receive that cannot be written ends
+//! the queue pair (class A).
 
 use core::net::IpAddr;
 
 use crate::memory::{CopyError, Memory};
 use crate::outbox::Outbox;
-use crate::qp::parts::{Arrival, Source};
-use crate::qp::responder::request::Done;
-use crate::qp::responder::{Message, Outcome, Refused, Responder};
+use crate::qp::packet::{InboundPacket, PayloadSource};
+use crate::qp::responder::request::Executed;
+use crate::qp::responder::{FatalNak, InboundMessage, Outcome, Responder};
 use crate::qp::{Connection, sges};
 use crate::wire::{self, Extension, GRH_LEN, Operation, ip_header};
 use crate::work::{CompletionOpcode, Status};
 
-/// A receive completed with an error of our own: the queue pair goes into the error state.
+/// A receive completed with a local error: the queue pair enters the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Broken;
+pub(crate) struct LocalFault;
 
 impl Responder {
-    /// Takes a packet of UC. True when it was carried out, in part or in whole.
+    /// Handles a UC packet. True when it was executed, in part or in whole.
     ///
     /// # Errors
-    /// When the queue pair ends by it.
+    /// When it ends the queue pair.
     pub(crate) fn handle_unreliable<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, LocalFault> {
         let (psn, starts) = (packet.bth.psn, packet.bth.opcode.position().starts());
         let gap = psn != self.expected;
         out.counters.out_of_sequence += u64::from(gap);
         self.expected = psn.add(1);
-        // A message that lacks a packet is over; its receive serves the next one. A new message may begin with any PSN.
-        if (gap || starts) && self.message != Message::None {
-            self.give_up(out);
+        // A message that lacks a packet is dropped, and its receive reused. A new one may have any
+        // PSN.
+        if (gap || starts) && self.message != InboundMessage::None {
+            self.drop_message(out);
         }
-        if !starts && self.message == Message::None {
+        if !starts && self.message == InboundMessage::None {
             return Ok(false);
         }
         let done = match packet.bth.opcode.operation() {
-            Operation::Send if self.has_room(packet, out) => {
+            Operation::Send if self.receive_fits(packet, out) => {
                 self.send(packet, packet.extension, connection, memory, out)
             }
             Operation::Write => self.write(packet, packet.extension, connection, memory, out),
-            _ => Ok(Done::NotReady),
+            _ => Ok(Executed::ReceiverNotReady),
         };
         match done {
-            Ok(Done::NotReady | Done::Lost) | Err(Refused { reported: false, .. }) => {
-                self.give_up(out);
+            Ok(Executed::ReceiverNotReady | Executed::PayloadLost) | Err(FatalNak { reported: false, .. }) => {
+                self.drop_message(out);
                 Ok(false)
             }
             Ok(_) => Ok(true),
-            Err(_) => Err(Broken),
+            Err(_) => Err(LocalFault),
         }
     }
 
-    fn give_up(&mut self, out: &mut Outbox) {
+    fn drop_message(&mut self, out: &mut Outbox) {
         out.counters.dropped_messages += 1;
-        self.message = Message::None;
+        self.message = InboundMessage::None;
     }
 
-    /// Whether the oldest receive takes this packet of a SEND.
-    fn has_room(&mut self, packet: &Arrival<'_>, out: &mut Outbox) -> bool {
+    /// Whether the oldest receive has space for this packet of a SEND.
+    fn receive_fits(&mut self, packet: &InboundPacket<'_>, out: &mut Outbox) -> bool {
         let done = match self.message {
-            Message::Send { done } => done,
-            Message::None | Message::Write(_) => 0,
+            InboundMessage::Send { done } => done,
+            InboundMessage::None | InboundMessage::Write(_) => 0,
         };
         if packet.bth.opcode.position().starts() && !self.has_receive(out) {
             return false;
         }
         let end = done + packet.payload.len() as u64;
-        self.queue.front().is_some_and(|(receive, _)| end <= receive.room)
+        self.queue.front().is_some_and(|(receive, _)| end <= receive.capacity)
     }
 
-    /// Takes a packet of UD: the IP header and the payload go into the oldest receive.
+    /// Handles a UD packet: IP header and payload go into the oldest receive.
     ///
     /// # Errors
-    /// When the queue pair ends by it.
+    /// When it ends the queue pair.
     pub(crate) fn handle_datagram<M: Memory>(
         &mut self,
-        packet: &Arrival<'_>,
+        packet: &InboundPacket<'_>,
         (src, dst): (IpAddr, IpAddr),
         qkey: u32,
         connection: &Connection,
         memory: &mut M,
         out: &mut Outbox,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), LocalFault> {
         let (Extension::Deth(deth) | Extension::DethImm(deth, _)) = packet.extension else {
             return Ok(());
         };
@@ -99,14 +101,14 @@ impl Responder {
         let Some((_, list)) = self
             .queue
             .front()
-            .filter(|(receive, _)| takes && byte_len as u64 <= receive.room)
+            .filter(|(receive, _)| takes && byte_len as u64 <= receive.capacity)
         else {
             out.counters.dropped_messages += 1;
             return Ok(());
         };
         let header = ip_header(src, dst, wire::packet_len(packet.bth.opcode, packet.payload.len()));
         let pd = self.receive_pd;
-        let scattered = sges::scatter(memory, pd, list, 0, Source::Bytes(&header))
+        let scattered = sges::scatter(memory, pd, list, 0, PayloadSource::Bytes(&header))
             .and_then(|()| sges::scatter(memory, pd, list, GRH_LEN as u64, packet.payload));
         match scattered {
             Ok(()) => {}
@@ -116,7 +118,7 @@ impl Responder {
             }
             Err(CopyError::Access) => {
                 self.complete(connection, Outcome::error(Status::LocalProtection), out);
-                return Err(Broken);
+                return Err(LocalFault);
             }
         }
         let outcome = Outcome {

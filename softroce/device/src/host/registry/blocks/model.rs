@@ -1,5 +1,5 @@
-//! Loom's model of members that claim blocks at the same time, some of which a dead one had: no block has two owners, and nobody goes without while there is one. Run by
-//! `cargo xtask sanitize loom`.
+//! Loom model of members that claim blocks concurrently, some of them of a dead member: no block
+//! has two owners, and no claim fails while a block is free. Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ fn member(slot: u16) -> MemberId {
     MemberId::new(slot, 1)
 }
 
-/// Two blocks, which say this.
 fn blocks(words: [u64; 2]) -> Arc<Blocks<2>> {
     Arc::new(Blocks {
         releases: AtomicU64::new(1),
@@ -23,12 +22,12 @@ fn blocks(words: [u64; 2]) -> Arc<Blocks<2>> {
 fn both_claim(words: [u64; 2]) {
     loom::model(move || {
         let blocks = blocks(words);
-        let lives = |member: MemberId| member.slot() != 0;
+        let is_alive = |member: MemberId| member.slot() != 0;
         let other = thread::spawn({
             let blocks = Arc::clone(&blocks);
-            move || blocks.claim(member(2), 0, lives)
+            move || blocks.claim(member(2), 0, is_alive)
         });
-        let ours = blocks.claim(member(1), 0, lives).unwrap();
+        let ours = blocks.claim(member(1), 0, is_alive).unwrap();
         let theirs = other.join().unwrap().unwrap();
         assert_ne!(ours, theirs);
         assert_eq!(
@@ -39,27 +38,27 @@ fn both_claim(words: [u64; 2]) {
 }
 
 #[test]
-fn of_new_blocks() {
+fn claim_new_blocks() {
     both_claim([0, 0]);
 }
 
 #[test]
-fn of_a_dead_ones_and_one_given_back() {
+fn claim_a_dead_members_and_a_released_block() {
     both_claim([member(0).pack(), 1]);
 }
 
-/// It may be taken for dead while it still gives back what it has.
+/// A member may be taken for dead while it still releases its blocks.
 #[test]
-fn while_the_owner_leaves() {
+fn claim_while_the_owner_leaves() {
     loom::model(|| {
         let blocks = blocks([member(1).pack(), 1]);
-        let lives = |owner: MemberId| owner != member(1);
+        let is_alive = |owner: MemberId| owner != member(1);
         let leaving = thread::spawn({
             let blocks = Arc::clone(&blocks);
             move || blocks.release_all(member(1))
         });
-        let first = blocks.claim(member(2), 0, lives).unwrap();
-        let second = blocks.claim(member(2), 0, lives).unwrap();
+        let first = blocks.claim(member(2), 0, is_alive).unwrap();
+        let second = blocks.claim(member(2), 0, is_alive).unwrap();
         leaving.join().unwrap();
         assert_ne!(first, second);
         assert_eq!([blocks.owner(first), blocks.owner(second)], [Some(member(2)); 2]);

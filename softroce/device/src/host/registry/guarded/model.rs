@@ -1,4 +1,5 @@
-//! Loom's model of a slot of which one member after the other has the value, while others read it and bury the dead. Run by `cargo xtask sanitize loom`.
+//! Loom model of a slot with one member after the other, while others read it and mark the dead.
+//! Run by `cargo xtask sanitize loom`.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ fn of_first() -> Arc<Guarded> {
 }
 
 #[test]
-fn nobody_gets_anothers_value() {
+fn a_reader_never_gets_another_owners_value() {
     loom::model(|| {
         let slot = of_first();
         let writer = thread::spawn({
@@ -33,7 +34,7 @@ fn nobody_gets_anothers_value() {
 }
 
 #[test]
-fn who_buries_the_first_does_the_second_no_harm() {
+fn marking_the_first_gone_does_not_affect_the_second() {
     loom::model(|| {
         let slot = of_first();
         let survivor = thread::spawn({

@@ -5,7 +5,7 @@ use doorbell_roce_proto::memory::Memory;
 
 use super::*;
 use crate::memory::table::Region;
-use crate::memory::{Bound, Rights};
+use crate::memory::{Rights, WindowsBound};
 
 const PD: PdId = PdId(3);
 const VIA: Via = Via {
@@ -34,24 +34,24 @@ const BINDABLE: Rights = Rights {
 };
 const IOVA: u64 = 0x1_0000;
 
-struct Rig {
+struct Setup {
     table: Table,
     region: u32,
     window: u32,
 }
 
-/// 64 bytes at [`IOVA`], which live on, and a window that is not bound yet.
-fn rig(kind: WindowKind, rights: Rights) -> Rig {
+/// 64 leaked bytes at [`IOVA`], and an unbound window.
+fn setup(kind: WindowKind, rights: Rights) -> Setup {
     let words: &'static mut [u64; 8] = Box::leak(Box::new([0; 8]));
     let mut table = Table::new();
     let region = Region::new(words.as_mut_ptr().cast(), 64, IOVA, PD, rights);
     let region = table.add_region(region).unwrap();
     let window = table.add_window(PD, kind).unwrap();
-    Rig { table, region, window }
+    Setup { table, region, window }
 }
 
-impl Rig {
-    /// Bytes 16 to 48, with the window's key's lower bits as they are but for `low`.
+impl Setup {
+    /// Binds bytes 16 to 48, with `low` as the lower bits of the window's key.
     fn request(&self, low: u32) -> Bind {
         Bind {
             rkey: RKey(self.window & !0xff | low),
@@ -90,32 +90,32 @@ impl Rig {
 }
 
 #[test]
-fn a_window_shows_its_range_and_nothing_else() {
+fn a_window_grants_its_range_and_nothing_else() {
     for kind in [WindowKind::One, WindowKind::Two] {
-        let mut rig = rig(kind, BINDABLE);
-        let first = RKey(rig.window);
-        assert!(!rig.reads(VIA, first, IOVA + 16, 1), "it is not bound yet");
-        let rkey = rig.bind(first.0 & 0xff ^ 9);
-        assert!(rig.reads(VIA, rkey, IOVA + 16, 32));
+        let mut setup = setup(kind, BINDABLE);
+        let first = RKey(setup.window);
+        assert!(!setup.reads(VIA, first, IOVA + 16, 1), "it is not bound yet");
+        let rkey = setup.bind(first.0 & 0xff ^ 9);
+        assert!(setup.reads(VIA, rkey, IOVA + 16, 32));
         for (addr, len) in [(IOVA + 15, 2), (IOVA + 16, 33), (IOVA + 48, 1), (0, 1), (u64::MAX, 2)] {
-            assert!(!rig.reads(VIA, rkey, addr, len), "{len} bytes at {addr:#x}");
+            assert!(!setup.reads(VIA, rkey, addr, len), "{len} bytes at {addr:#x}");
         }
-        let region = RKey(rig.region);
+        let region = RKey(setup.region);
         assert!(
-            !rig.reads(VIA, region, IOVA + 16, 1),
+            !setup.reads(VIA, region, IOVA + 16, 1),
             "the region itself grants nothing"
         );
-        assert!(!rig.reads(VIA, first, IOVA + 16, 1), "its former key is worth nothing");
-        assert!(!rig.reads(OTHER_PD, rkey, IOVA + 16, 1));
-        assert_eq!(rig.reads(OTHER_QP, rkey, IOVA + 16, 1), kind == WindowKind::One);
-        rig.table.remote_write(VIA, rkey, IOVA + 16, &[1; 32]).unwrap();
+        assert!(!setup.reads(VIA, first, IOVA + 16, 1), "its former key is invalid");
+        assert!(!setup.reads(OTHER_PD, rkey, IOVA + 16, 1));
+        assert_eq!(setup.reads(OTHER_QP, rkey, IOVA + 16, 1), kind == WindowKind::One);
+        setup.table.remote_write(VIA, rkey, IOVA + 16, &[1; 32]).unwrap();
         let add = doorbell_roce_proto::memory::AtomicOp::FetchAdd { add: 1 };
         assert_eq!(
-            rig.table.remote_atomic(VIA, rkey, IOVA + 40, add),
+            setup.table.remote_atomic(VIA, rkey, IOVA + 40, add),
             Ok(u64::from_ne_bytes([1; 8]))
         );
         let mut bytes = [9; 64];
-        rig.table.gather(PD, LKey(rig.region), IOVA, &mut bytes).unwrap();
+        setup.table.gather(PD, LKey(setup.region), IOVA, &mut bytes).unwrap();
         assert_eq!(
             (bytes[..16].as_ref(), bytes[48..].as_ref()),
             ([0; 16].as_ref(), [0; 16].as_ref())
@@ -149,14 +149,14 @@ fn a_window_grants_what_was_bound() {
             },
         ),
     ] {
-        let mut rig = rig(WindowKind::Two, BINDABLE);
+        let mut setup = setup(WindowKind::Two, BINDABLE);
         let request = Bind {
             access,
-            ..rig.request(1)
+            ..setup.request(1)
         };
-        rig.table.bind(VIA, &request).unwrap();
+        setup.table.bind(VIA, &request).unwrap();
         for other in [RemoteRight::Read, RemoteRight::Write, RemoteRight::Atomic] {
-            let granted = rig.table.check_remote(VIA, request.rkey, IOVA + 16, 8, other).is_ok();
+            let granted = setup.table.check_remote(VIA, request.rkey, IOVA + 16, 8, other).is_ok();
             assert_eq!(granted, other == right, "{other:?} with {access:?}");
         }
     }
@@ -165,22 +165,22 @@ fn a_window_grants_what_was_bound() {
 #[test]
 fn what_cannot_be_bound() {
     for kind in [WindowKind::One, WindowKind::Two] {
-        let mut rig = rig(kind, BINDABLE);
-        rig.refuses(OTHER_PD, |_| {});
-        rig.refuses(VIA, |bind| bind.region = LKey(bind.region.0 ^ 1));
-        rig.refuses(VIA, |bind| bind.region = LKey(bind.rkey.0));
-        rig.refuses(VIA, |bind| bind.rkey = RKey(bind.region.0));
-        rig.refuses(VIA, |bind| bind.rkey = RKey(bind.rkey.0 ^ 0x100));
-        rig.refuses(VIA, |bind| bind.addr = IOVA + 40);
-        rig.refuses(VIA, |bind| bind.addr = IOVA - 1);
-        rig.refuses(VIA, |bind| bind.len = u64::MAX);
+        let mut setup = setup(kind, BINDABLE);
+        setup.refuses(OTHER_PD, |_| {});
+        setup.refuses(VIA, |bind| bind.region = LKey(bind.region.0 ^ 1));
+        setup.refuses(VIA, |bind| bind.region = LKey(bind.rkey.0));
+        setup.refuses(VIA, |bind| bind.rkey = RKey(bind.region.0));
+        setup.refuses(VIA, |bind| bind.rkey = RKey(bind.rkey.0 ^ 0x100));
+        setup.refuses(VIA, |bind| bind.addr = IOVA + 40);
+        setup.refuses(VIA, |bind| bind.addr = IOVA - 1);
+        setup.refuses(VIA, |bind| bind.len = u64::MAX);
     }
-    rig(WindowKind::One, BINDABLE).refuses(VIA, |bind| bind.zero_based = true);
-    rig(WindowKind::Two, BINDABLE).refuses(VIA, |bind| bind.len = 0);
+    setup(WindowKind::One, BINDABLE).refuses(VIA, |bind| bind.zero_based = true);
+    setup(WindowKind::Two, BINDABLE).refuses(VIA, |bind| bind.len = 0);
     let without = |change: fn(&mut Rights)| {
         let mut rights = BINDABLE;
         change(&mut rights);
-        rig(WindowKind::Two, rights)
+        setup(WindowKind::Two, rights)
     };
     without(|rights| rights.bind = false).refuses(VIA, |_| {});
     let mut read_only = without(|rights| rights.local_write = false);
@@ -203,100 +203,106 @@ fn what_cannot_be_bound() {
 
 #[test]
 fn a_window_of_type_1_is_bound_again_and_unbound_by_binding() {
-    let mut rig = rig(WindowKind::One, BINDABLE);
-    let first = rig.bind(1);
-    let second = rig.bind(2);
-    assert!(!rig.reads(VIA, first, IOVA + 16, 1));
-    assert!(rig.reads(VIA, second, IOVA + 16, 1));
-    assert_eq!(rig.table.invalidate(VIA, second, Invalidator::Local), Err(AccessError));
-    assert_eq!(rig.table.deregister(rig.region), Err(Bound));
+    let mut setup = setup(WindowKind::One, BINDABLE);
+    let first = setup.bind(1);
+    let second = setup.bind(2);
+    assert!(!setup.reads(VIA, first, IOVA + 16, 1));
+    assert!(setup.reads(VIA, second, IOVA + 16, 1));
+    assert_eq!(
+        setup.table.invalidate(VIA, second, Invalidator::Local),
+        Err(AccessError)
+    );
+    assert_eq!(setup.table.deregister(setup.region), Err(WindowsBound));
     let nothing = Bind {
         len: 0,
         region: LKey(0),
-        ..rig.request(3)
+        ..setup.request(3)
     };
-    rig.table.bind(OTHER_QP, &nothing).unwrap();
-    assert!(!rig.reads(VIA, nothing.rkey, IOVA + 16, 1));
-    assert_eq!(rig.table.deregister(rig.region), Ok(()));
+    setup.table.bind(OTHER_QP, &nothing).unwrap();
+    assert!(!setup.reads(VIA, nothing.rkey, IOVA + 16, 1));
+    assert_eq!(setup.table.deregister(setup.region), Ok(()));
 }
 
 #[test]
 fn a_window_of_type_2_is_bound_once_and_invalidated() {
-    let mut rig = rig(WindowKind::Two, BINDABLE);
-    let rkey = rig.bind(1);
-    let again = rig.request(2);
-    assert_eq!(rig.table.bind(VIA, &again), Err(AccessError));
+    let mut setup = setup(WindowKind::Two, BINDABLE);
+    let rkey = setup.bind(1);
+    let again = setup.request(2);
+    assert_eq!(setup.table.bind(VIA, &again), Err(AccessError));
     for by in [Invalidator::Local, Invalidator::Peer] {
-        let mut fails = |via, rkey| assert_eq!(rig.table.invalidate(via, rkey, by), Err(AccessError));
+        let mut fails = |via, rkey| assert_eq!(setup.table.invalidate(via, rkey, by), Err(AccessError));
         fails(OTHER_QP, rkey);
         fails(OTHER_PD, rkey);
         fails(VIA, RKey(rkey.0 ^ 1));
-        fails(VIA, RKey(rig.region));
+        fails(VIA, RKey(setup.region));
         fails(VIA, RKey(u32::MAX));
     }
-    assert!(rig.reads(VIA, rkey, IOVA + 16, 1));
-    rig.table.invalidate(VIA, rkey, Invalidator::Peer).unwrap();
-    assert!(!rig.reads(VIA, rkey, IOVA + 16, 1));
+    assert!(setup.reads(VIA, rkey, IOVA + 16, 1));
+    setup.table.invalidate(VIA, rkey, Invalidator::Peer).unwrap();
+    assert!(!setup.reads(VIA, rkey, IOVA + 16, 1));
     assert_eq!(
-        rig.table.invalidate(VIA, rkey, Invalidator::Peer),
+        setup.table.invalidate(VIA, rkey, Invalidator::Peer),
         Err(AccessError),
-        "bound to nobody"
+        "not bound"
     );
     assert_eq!(
-        rig.table.invalidate(VIA, rkey, Invalidator::Local),
+        setup.table.invalidate(VIA, rkey, Invalidator::Local),
         Ok(()),
         "the owner need not know"
     );
     assert_eq!(
-        rig.table.invalidate(OTHER_PD, rkey, Invalidator::Local),
+        setup.table.invalidate(OTHER_PD, rkey, Invalidator::Local),
         Err(AccessError)
     );
-    let rkey = rig.bind(2);
-    assert!(rig.reads(VIA, rkey, IOVA + 16, 1));
+    let rkey = setup.bind(2);
+    assert!(setup.reads(VIA, rkey, IOVA + 16, 1));
 }
 
 #[test]
 fn addresses_from_zero() {
-    let mut rig = rig(WindowKind::Two, BINDABLE);
+    let mut setup = setup(WindowKind::Two, BINDABLE);
     let request = Bind {
         zero_based: true,
-        ..rig.request(1)
+        ..setup.request(1)
     };
-    rig.table.bind(VIA, &request).unwrap();
-    rig.table.remote_write(VIA, request.rkey, 0, &[5]).unwrap();
+    setup.table.bind(VIA, &request).unwrap();
+    setup.table.remote_write(VIA, request.rkey, 0, &[5]).unwrap();
     let mut byte = [0];
-    rig.table.gather(PD, LKey(rig.region), IOVA + 16, &mut byte).unwrap();
+    setup
+        .table
+        .gather(PD, LKey(setup.region), IOVA + 16, &mut byte)
+        .unwrap();
     assert_eq!(byte, [5]);
-    assert!(rig.reads(VIA, request.rkey, 31, 1));
-    assert!(!rig.reads(VIA, request.rkey, 31, 2));
-    assert!(!rig.reads(VIA, request.rkey, IOVA + 16, 1));
+    assert!(setup.reads(VIA, request.rkey, 31, 1));
+    assert!(!setup.reads(VIA, request.rkey, 31, 2));
+    assert!(!setup.reads(VIA, request.rkey, IOVA + 16, 1));
 }
 
 #[test]
 fn regions_queue_pairs_and_windows_go_in_any_order() {
     // The region first.
-    let mut one = rig(WindowKind::One, BINDABLE);
+    let mut one = setup(WindowKind::One, BINDABLE);
     let rkey = one.bind(1);
     one.table.remove(one.region);
     assert!(!one.reads(VIA, rkey, IOVA + 16, 1));
     assert_eq!(one.table.bindings, 0);
     one.table.remove_window(one.window);
-    // The window first; its slot is used again, its key is not good.
-    let mut two = rig(WindowKind::Two, BINDABLE);
+    // The window first; its slot is reused, its key is invalid.
+    let mut two = setup(WindowKind::Two, BINDABLE);
     let rkey = two.bind(1);
     two.table.remove_window(two.window);
     assert!(!two.reads(VIA, rkey, IOVA + 16, 1));
     assert_eq!((two.table.windows, two.table.bindings), (0, 0));
     assert_eq!(two.table.bind(VIA, &two.request(2)), Err(AccessError));
     assert_eq!(two.table.deregister(two.region), Ok(()));
-    // The queue pair first: those of type 2 go with it, those of type 1 stay.
+    // The queue pair first: windows of type 2 are unbound, those of type 1 stay.
     for (kind, stays) in [(WindowKind::One, true), (WindowKind::Two, false)] {
-        let mut rig = rig(kind, BINDABLE);
-        let rkey = rig.bind(1);
-        rig.table.release_windows_of(OTHER_QP.qpn);
-        assert!(rig.reads(VIA, rkey, IOVA + 16, 1));
-        rig.table.release_windows_of(VIA.qpn);
-        assert_eq!(rig.reads(VIA, rkey, IOVA + 16, 1), stays);
-        assert_eq!(rig.table.deregister(rig.region).is_err(), stays);
+        let mut setup = setup(kind, BINDABLE);
+        let rkey = setup.bind(1);
+        setup.table.release_windows_of(OTHER_QP.qpn);
+        assert!(setup.reads(VIA, rkey, IOVA + 16, 1));
+        setup.table.release_windows_of(VIA.qpn);
+        assert_eq!(setup.reads(VIA, rkey, IOVA + 16, 1), stays);
+        assert_eq!(setup.table.deregister(setup.region).is_err(), stays);
     }
 }

@@ -1,0 +1,53 @@
+//! The port's state, and what is reported to the owners of objects: port events and fatal errors.
+
+use std::fmt::Display;
+
+use super::Shared;
+use crate::event::{Event, PortEvent};
+use crate::link::PortState;
+use crate::sync::Ordering;
+
+impl Shared {
+    pub(crate) fn port(&self) -> PortState {
+        PortState {
+            active: self.port.0.load(Ordering::Acquire),
+            addressed: self.port.1.load(Ordering::Acquire),
+        }
+    }
+
+    /// Stores the port's new state and reports what changed to the listeners.
+    pub(crate) fn set_port(&self, now: PortState) {
+        let core = self.core.lock();
+        let before = self.port();
+        self.port.0.store(now.active, Ordering::Release);
+        self.port.1.store(now.addressed, Ordering::Release);
+        let gid = (now.addressed != before.addressed).then_some(PortEvent::GidChange);
+        let link = (now.active != before.active).then_some(if now.active {
+            PortEvent::Active
+        } else {
+            PortEvent::Error
+        });
+        for event in gid.into_iter().chain(link) {
+            for listener in &core.listeners {
+                listener.push(Event::Port(event));
+            }
+        }
+    }
+
+    /// The link failed: reported once, in the log and to the owners. Outstanding work then times
+    /// out.
+    pub(super) fn fail(&self, error: &dyn Display) {
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            tracing::error!("the soft device's link failed: {error}");
+            self.report_fatal();
+        }
+    }
+
+    /// Reports the loss of the device to every owner of a queue pair. Skipped where the caller
+    /// holds core: there the timeouts report it.
+    pub(crate) fn report_fatal(&self) {
+        if let Some(core) = self.core.try_lock() {
+            core.report_fatal();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Registering, changing and deregistering the regions of the table, and its keys.
+
+use std::hash::BuildHasher;
+use std::mem;
+
+use doorbell_roce_proto::memory::PdId;
+
+use super::{Object, Region, SharedBacking, Slot, Table};
+use crate::capacity;
+use crate::gpu;
+use crate::memory::{HostRange, Rights, WindowsBound};
+use crate::shm_ring::segment::SegmentRange;
+
+impl Table {
+    /// Adds a region and returns its key; `None` when there are too many.
+    pub(in crate::memory) fn add_region(&mut self, region: Region) -> Option<u32> {
+        if self.regions == capacity::REGIONS {
+            return None;
+        }
+        let is_device = region.device.is_some();
+        let key = self.insert(Object::Region(region))?;
+        self.has_device_memory |= is_device;
+        self.regions += 1;
+        Some(key)
+    }
+
+    /// Removes a region, unbinds its windows, and returns what others may have mapped of it.
+    pub(in crate::memory) fn remove(&mut self, key: u32) -> SharedBacking {
+        let index = (key >> 16) as u16;
+        if let Some(Slot {
+            object: Object::Region(region),
+            ..
+        }) = self.slots.get(usize::from(index)).filter(|slot| slot.key == key)
+        {
+            if region.windows > 0 {
+                self.unbind_from(index);
+            }
+            self.regions -= 1;
+            return match self.free(index) {
+                Object::Region(region) => SharedBacking {
+                    segment: region.segment.map(|place| place.segment),
+                    allocation: region.device.map(|range| range.allocation),
+                },
+                _ => SharedBacking::default(),
+            };
+        }
+        SharedBacking::default()
+    }
+
+    /// Invalidates a region unless windows are bound to it. The slot stays taken until it is
+    /// [removed](Self::remove).
+    pub(in crate::memory) fn deregister(&mut self, key: u32) -> Result<(), WindowsBound> {
+        let slot = self.slots.get_mut((key >> 16) as usize).filter(|slot| slot.key == key);
+        if let Some(Slot {
+            object: Object::Region(region),
+            ..
+        }) = slot
+        {
+            if region.windows > 0 {
+                return Err(WindowsBound);
+            }
+            // No address is inside, and no window can be bound.
+            region.len = 0;
+            region.rights = Rights::default();
+        }
+        Ok(())
+    }
+
+    fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
+        let slot = self
+            .slots
+            .get_mut((key >> 16) as usize)
+            .filter(|slot| slot.key == key)?;
+        match &mut slot.object {
+            Object::Region(region) => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The rights of a region; none without one.
+    pub(in crate::memory) fn rights(&mut self, key: u32) -> Rights {
+        self.region_mut(key).map_or(Rights::default(), |region| region.rights)
+    }
+
+    /// Re-registers a region unless windows are bound to it. Returns what others may have mapped of
+    /// its former memory, if that changed.
+    pub(in crate::memory) fn change(
+        &mut self,
+        key: u32,
+        range: Option<(HostRange, Option<SegmentRange>, Option<gpu::Range>)>,
+        pd: PdId,
+        rights: Rights,
+    ) -> Result<SharedBacking, WindowsBound> {
+        let is_device = matches!(&range, Some((_, _, Some(_))));
+        let Some(region) = self.region_mut(key) else {
+            return Ok(SharedBacking::default());
+        };
+        if region.windows > 0 {
+            return Err(WindowsBound);
+        }
+        let mut before = SharedBacking::default();
+        if let Some((range, segment, device)) = range {
+            (region.base, region.len, region.iova) = (range.addr, range.len as u64, range.iova);
+            before.segment = mem::replace(&mut region.segment, segment).map(|place| place.segment);
+            before.allocation = mem::replace(&mut region.device, device).map(|range| range.allocation);
+        }
+        (region.pd, region.rights) = (pd, rights);
+        self.has_device_memory |= is_device;
+        Ok(before)
+    }
+
+    pub(super) fn insert(&mut self, object: Object) -> Option<u32> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => u16::try_from(self.slots.len()).ok()?,
+        };
+        self.registrations += 1;
+        let tag = self.tags.hash_one(self.registrations) as u16;
+        // Never 0, whatever a window's lower 8 bits are: some programs take key 0 for none.
+        let key = u32::from(index) << 16 | u32::from(tag.max(0x100));
+        let slot = Slot { key, object };
+        match self.slots.get_mut(usize::from(index)) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+        Some(key)
+    }
+
+    pub(super) fn free(&mut self, index: u16) -> Object {
+        self.free.push(index);
+        mem::replace(&mut self.slots[usize::from(index)].object, Object::Free)
+    }
+}

@@ -1,0 +1,112 @@
+//! The shm link of a device: shared-memory rings to the other processes on its address, and to
+//! itself.
+//!
+//! The transport rules are the engine's, as over UDP: packets, acknowledgements, retries. Only a
+//! packet's payload differs: [`shm_ring`](crate::shm_ring) describes how it is referred to and
+//! copied. [`OutgoingRings`], under the core lock, turn the engine's packets into records, and
+//! memory references into those that the receiver can use; [`IncomingRings`], under the rx lock,
+//! hand records to the engine with a [`ShmMemory`] that resolves their payloads.
+//!
+//! **Path selection.** A connection uses the shm link when both ends have the device's own address,
+//! the peer's queue pair number belongs to a live member of the [`host`](crate::host) group, and
+//! neither is UDP-only. Both ends decide at the transition to RTR, from the registry that they
+//! share. A UD queue pair decides for each datagram.
+//!
+//! **Lifetime.** A ring is created when the first queue pair of this process needs it, and its
+//! descriptor is sent over the connection to the member. When that member dies, what it has sent is
+//! still received; what is sent to it is dropped, and the transport's retries run out.
+//!
+//! The UDP port holder also receives the datagrams of other hosts for the rest of the group, and
+//! forwards them through the same rings ([`Forwarded`]).
+
+mod forward;
+mod incoming;
+mod memory;
+mod outgoing;
+mod piggyback;
+
+use std::fs;
+use std::io::IoSliceMut;
+
+use doorbell_roce_proto::qp::LaneId;
+use doorbell_roce_proto::wire::Opcode;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use crate::host::MemberId;
+
+pub(crate) use forward::Forwarded;
+pub(crate) use incoming::{IncomingRings, Polled, RecordOutcome};
+pub(crate) use memory::{ShmMemory, ShmPayload};
+pub(crate) use outgoing::{OutgoingRings, PathError, Wakeups};
+pub(crate) use piggyback::RecordHeaders;
+
+/// How a payload that is too long for its record gets to another process of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mover {
+    /// The receiver copies from shared memory that both have mapped.
+    Shared,
+    /// The receiver copies by process_vm_readv(2).
+    Vm,
+    /// The sender copies into the ring, and the receiver out of it.
+    Ring,
+}
+
+impl Mover {
+    /// Its name in `DOORBELL_COPY` and `doorbell devices`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Vm => "vm",
+            Self::Ring => "ring",
+        }
+    }
+
+    /// Whether this machine permits it: process_vm_readv(2) may be forbidden to all processes
+    /// (seccomp), or to unrelated ones (Yama's `ptrace_scope`).
+    pub(crate) fn is_possible(self) -> bool {
+        if self != Self::Vm {
+            return true;
+        }
+        let open = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or(true, |scope| scope.trim() == "0");
+        let (from, mut to) = ([1_u8], [0_u8]);
+        let there = RemoteIoVec {
+            base: from.as_ptr().addr(),
+            len: 1,
+        };
+        let read = process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut to)], &[there]);
+        open && read == Ok(1) && to == from
+    }
+
+    /// All modes, the fastest first.
+    pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
+}
+
+/// Bits of a [`LaneId`] for the member's slot; the rest are its generation, so that packets for a
+/// dead member never reach the next one in its slot.
+const SLOT_BITS: u32 = 10;
+
+/// The engine's identifier for the link to a member.
+pub(crate) fn link_to(member: MemberId) -> LaneId {
+    LaneId(member.generation() << SLOT_BITS | u32::from(member.slot()))
+}
+
+fn is_reliable(opcode: u8) -> bool {
+    opcode < Opcode::UcSendFirst.code()
+}
+
+/// Whether it is a response: of a READ or an atomic, or an acknowledgement (IBTA vol 1, 9.2, table
+/// 35).
+pub(crate) fn is_response(opcode: u8) -> bool {
+    (Opcode::RcReadResponseFirst.code()..=Opcode::RcAtomicAcknowledge.code()).contains(&opcode)
+}
+
+/// Whether it accesses memory as it is when handled: a READ or an atomic request.
+pub(crate) fn is_immediate(opcode: u8) -> bool {
+    let immediate = [Opcode::RcReadRequest, Opcode::RcCompareSwap, Opcode::RcFetchAdd];
+    immediate.iter().any(|one| one.code() == opcode)
+}
+
+fn slot_of(link: LaneId) -> usize {
+    (link.0 & ((1 << SLOT_BITS) - 1)) as usize
+}

@@ -1,0 +1,581 @@
+//! The outgoing rings of the shm links, and path selection.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use doorbell_roce_proto::qp::{LaneId, Path};
+use doorbell_roce_proto::{Endpoint, Qpn, Short, Transmit};
+
+use super::piggyback::{PendingAck, RecordHeaders};
+use super::{Forwarded, Mover, SLOT_BITS, link_to, slot_of};
+use crate::gpu::Allocation;
+use crate::host::{Connection, Flags, Host, MemberId, Message};
+use crate::memory::{PayloadRef, Table};
+use crate::shm_ring::segment::{Segment, SegmentId};
+use crate::shm_ring::{Payload, Receiver, Record, RecordKind, Reference, Referrer, RingFull, Sender};
+
+/// The rings from this process to members of the group.
+pub(crate) struct OutgoingRings {
+    host: Arc<Host>,
+    address: IpAddr,
+    /// Queue pairs use shm links; otherwise UDP alone.
+    enabled: bool,
+    only: bool,
+    /// The only copy mode to use, where it is possible.
+    forced: Option<Mover>,
+    rings: Vec<Option<OutgoingRing>>,
+    /// Slots of rings that got records since [`finish_batch`](Self::finish_batch).
+    touched: Vec<usize>,
+    full: usize,
+    references: Vec<Reference>,
+    keys: Vec<u32>,
+}
+
+struct OutgoingRing {
+    to: MemberId,
+    sender: Sender,
+    /// `None` for the ring of this process to itself.
+    connection: Option<Arc<Connection>>,
+    touched: bool,
+    /// A delayed ACK: it piggybacks on the next packet, or is sent by itself at the end of the
+    /// batch.
+    delayed_ack: Option<PendingAck>,
+    full: bool,
+    /// The member is gone or the ring is corrupt: what is sent is dropped.
+    closed: bool,
+}
+
+/// Why a peer cannot be reached by a permitted path.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PathError {
+    /// `DOORBELL_LINK=local`, and the peer is not local.
+    #[error(
+        "no process on this address that can be reached without UDP has queue pair {0}, and DOORBELL_LINK=local permits nothing else"
+    )]
+    NotLocal(Qpn),
+    /// The ring could not be created.
+    #[error("no shm link to the process of queue pair {0}: {1}")]
+    Failed(Qpn, #[source] io::Error),
+}
+
+/// The threads to wake, once no lock is held.
+#[derive(Default)]
+pub(crate) struct Wakeups {
+    pub(crate) own: bool,
+    pub(crate) peers: Vec<Arc<Connection>>,
+}
+
+impl OutgoingRings {
+    /// Rings of a member of `host` on `address`, for forwarded datagrams. Queue pairs do not use
+    /// them before [`enable`](Self::enable).
+    pub(crate) fn new(host: Arc<Host>, address: IpAddr) -> Self {
+        Self {
+            host,
+            address,
+            enabled: false,
+            only: false,
+            forced: None,
+            rings: Vec::new(),
+            touched: Vec::new(),
+            full: 0,
+            references: Vec::new(),
+            keys: Vec::new(),
+        }
+    }
+
+    /// Lets queue pairs use the links: `only` those when set, and with the `forced` copy mode.
+    /// Returns the receiving end of the ring of this process to itself.
+    ///
+    /// # Errors
+    /// When there is no memory or descriptor left.
+    pub(crate) fn enable(&mut self, only: bool, forced: Option<Mover>) -> io::Result<(MemberId, Receiver)> {
+        let me = self.host.me();
+        let (sender, fd) = Sender::create()?;
+        // SAFETY: the sender is this process's, and refers to registered memory by address, which
+        // stays until it is revoked.
+        let receiver = unsafe { Receiver::attach_own(fd) }?;
+        self.put(me, sender, None);
+        (self.enabled, self.only, self.forced) = (true, only, forced);
+        Ok((me, receiver))
+    }
+
+    fn put(&mut self, to: MemberId, sender: Sender, connection: Option<Arc<Connection>>) {
+        let slot = usize::from(to.slot());
+        if self.rings.len() <= slot {
+            self.rings.resize_with(slot + 1, || None);
+        }
+        let ring = OutgoingRing {
+            to,
+            sender,
+            connection,
+            touched: false,
+            delayed_ack: None,
+            full: false,
+            closed: false,
+        };
+        if let Some(old) = self.rings[slot].replace(ring) {
+            self.full -= usize::from(old.full);
+        }
+    }
+
+    /// The link to a queue pair, whose ring then exists; `None` for UDP, also where its process has
+    /// died, detected or not. As with an adapter (IBTA vol 1, 10.3.1) a queue pair goes to RTR
+    /// without regard to the peer, and what it sends is then not acknowledged.
+    ///
+    /// # Errors
+    /// When there is no permitted path.
+    pub(crate) fn route(&mut self, path: &Path, peer: Qpn) -> Result<Option<LaneId>, PathError> {
+        let own = |end: IpAddr| end.to_canonical() == self.address;
+        let ours = self.enabled && own(path.local) && own(path.remote);
+        let member = ours.then(|| self.host.owner_of(peer)).flatten().filter(|member| {
+            let flags = self.host.flags(*member);
+            flags.is_some_and(|flags| !flags.contains(Flags::UDP_ONLY))
+        });
+        if let Some(member) = member {
+            match self.open(member) {
+                Ok(()) => return Ok(Some(link_to(member))),
+                Err(error) if is_peer_gone(&error) => {}
+                Err(error) => return Err(PathError::Failed(peer, error)),
+            }
+        }
+        if self.only {
+            return Err(PathError::NotLocal(peer));
+        }
+        Ok(None)
+    }
+
+    fn open(&mut self, member: MemberId) -> io::Result<()> {
+        let slot = usize::from(member.slot());
+        if let Some(Some(ring)) = self.rings.get(slot)
+            && ring.to == member
+        {
+            return Ok(());
+        }
+        let connection = self.host.connect(member)?;
+        let (sender, fd) = Sender::create()?;
+        connection.send(Message::Ring, &[fd.as_fd()])?;
+        self.put(member, sender, Some(connection));
+        Ok(())
+    }
+
+    /// A member is gone: what is sent to it is dropped.
+    pub(crate) fn close(&mut self, member: MemberId, endpoint: &mut Endpoint) {
+        let slot = usize::from(member.slot());
+        if let Some(Some(ring)) = self.rings.get_mut(slot)
+            && ring.to == member
+        {
+            ring.closed = true;
+            self.reopen(slot, endpoint);
+        }
+    }
+
+    fn reopen(&mut self, slot: usize, endpoint: &mut Endpoint) {
+        if let Some(Some(ring)) = self.rings.get_mut(slot)
+            && ring.full
+        {
+            ring.full = false;
+            self.full -= 1;
+            endpoint.lane_ready(link_to(ring.to));
+        }
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.full > 0
+    }
+
+    /// Resumes the full rings that have space again.
+    pub(crate) fn unblock(&mut self, endpoint: &mut Endpoint) {
+        for slot in 0..self.rings.len() {
+            let Some(Some(ring)) = self.rings.get_mut(slot) else {
+                continue;
+            };
+            if !ring.full || !ring.has_space() {
+                continue;
+            }
+            let pushed = ring.push_delayed_ack();
+            let reopens = !pushed || ring.has_space();
+            if pushed && !ring.touched {
+                // The peer that returned the credits may sleep by now, and no other record may
+                // follow.
+                ring.touched = true;
+                self.touched.push(slot);
+            }
+            if reopens {
+                self.reopen(slot, endpoint);
+            }
+        }
+    }
+
+    /// Sends a packet of the engine, with headers and inline payload in `packet`; other payload is
+    /// in the table's payload references.
+    pub(crate) fn send(
+        &mut self,
+        id: LaneId,
+        transmit: &Transmit,
+        packet: &[u8],
+        table: &mut Table,
+        endpoint: &mut Endpoint,
+    ) {
+        let slot = slot_of(id);
+        let Some(Some(ring)) = self.rings.get_mut(slot) else {
+            table.clear_payload_refs();
+            return;
+        };
+        if ring.closed || link_to(ring.to) != id {
+            table.clear_payload_refs();
+            return;
+        }
+        if !ring.touched {
+            ring.touched = true;
+            self.touched.push(slot);
+        }
+        let (header, inline) = packet.split_at(transmit.headers);
+        if let Some(acknowledgement) = PendingAck::of(header, transmit.qpn) {
+            // ACKs are cumulative: a later one of the queue pair replaces an earlier one.
+            let earlier = ring.delayed_ack.replace(acknowledgement);
+            if let Some(earlier) = earlier.filter(|earlier| earlier.qpn() != transmit.qpn) {
+                ring.push(earlier.headers(), Payload::Inline(&[]), earlier.qpn(), &[]);
+                self.mark_if_full(slot, endpoint);
+            }
+            return;
+        }
+        let mut combined = [0; RecordHeaders::MAX];
+        let header = match ring.delayed_ack.take_if(|ack| ack.qpn() == transmit.qpn) {
+            Some(ack) => ack.prepended_to(header, &mut combined),
+            None => header,
+        };
+        self.references.clear();
+        self.keys.clear();
+        if transmit.referred > 0 {
+            let forced = if transmit.fleeting {
+                Some(Mover::Ring)
+            } else {
+                self.forced
+            };
+            if ring
+                .add_references(table, forced, &mut self.references, &mut self.keys)
+                .is_err()
+            {
+                // Only when the ring was closed: there was space for the largest payload.
+                ring.sender.discard();
+                return;
+            }
+        }
+        let payload = if transmit.referred > 0 {
+            Payload::Referred(&self.references)
+        } else {
+            Payload::Inline(inline)
+        };
+        ring.push(header, payload, transmit.qpn, &self.keys);
+        self.mark_if_full(slot, endpoint);
+    }
+
+    /// Fast path: sends a packet that was written when it was posted, with the delayed ACK of its
+    /// queue pair, as [`send`](Self::send) would.
+    pub(crate) fn send_fast(&mut self, qpn: Qpn, fast: &Short, packet: &[u8], endpoint: &mut Endpoint) {
+        let slot = slot_of(fast.lane);
+        let Some(Some(ring)) = self.rings.get_mut(slot) else {
+            return;
+        };
+        if ring.closed || link_to(ring.to) != fast.lane {
+            return;
+        }
+        if !ring.touched {
+            ring.touched = true;
+            self.touched.push(slot);
+        }
+        let ack = fast
+            .acknowledgement
+            .and_then(|headers| PendingAck::of(&headers, qpn))
+            .or_else(|| ring.delayed_ack.take_if(|ack| ack.qpn() == qpn));
+        let (header, inline) = packet.split_at(fast.headers);
+        let mut combined = [0; RecordHeaders::MAX];
+        let header = match ack {
+            Some(ack) => ack.prepended_to(header, &mut combined),
+            None => header,
+        };
+        ring.push(header, Payload::Inline(inline), qpn, &[]);
+        self.mark_if_full(slot, endpoint);
+    }
+
+    /// Whether the ring takes a packet now, or drops it.
+    pub(crate) fn accepts(&self, link: LaneId) -> bool {
+        !matches!(self.rings.get(slot_of(link)), Some(Some(found)) if found.full && link_to(found.to) == link)
+    }
+
+    /// Whether a ring got records since [`finish_batch`](Self::finish_batch).
+    pub(crate) fn is_touched(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
+    /// Marks a ring full, which pauses its queue pairs, when it has no space.
+    fn mark_if_full(&mut self, slot: usize, endpoint: &mut Endpoint) {
+        if let Some(Some(ring)) = self.rings.get_mut(slot)
+            && !ring.full
+            && !ring.has_space()
+        {
+            ring.full = true;
+            self.full += 1;
+            endpoint.lane_full(link_to(ring.to));
+        }
+    }
+
+    /// Forwards a datagram to the member that owns its queue pair; it is lost where that is not
+    /// possible now, as on any network.
+    pub(crate) fn forward(&mut self, to: MemberId, header: &Forwarded, datagram: &[u8]) {
+        let slot = usize::from(to.slot());
+        if self.open(to).is_err() {
+            return;
+        }
+        let Some(Some(ring)) = self.rings.get_mut(slot) else {
+            return;
+        };
+        if ring.closed || ring.full || !ring.sender.has_space().unwrap_or(false) {
+            return;
+        }
+        let record = Record {
+            kind: RecordKind::Datagram,
+            header: &header.encode(),
+            payload: Payload::Inline(datagram),
+        };
+        let referrer = Referrer { qpn: 0, keys: &[] };
+        if ring.sender.push(&record, referrer).is_ok() && !ring.touched {
+            ring.touched = true;
+            self.touched.push(slot);
+        }
+    }
+
+    /// Ends a batch of packets: sends the delayed ACKs that found no packet, and returns the
+    /// threads to wake for what was sent.
+    pub(crate) fn finish_batch(&mut self, endpoint: &mut Endpoint) -> Wakeups {
+        let mut wakeups = Wakeups::default();
+        while let Some(slot) = self.touched.pop() {
+            if let Some(Some(ring)) = self.rings.get_mut(slot)
+                && !ring.full
+                && ring.push_delayed_ack()
+            {
+                self.mark_if_full(slot, endpoint);
+            }
+            let Some(Some(ring)) = self.rings.get_mut(slot) else {
+                continue;
+            };
+            ring.touched = false;
+            if ring.sender.needs_wake() {
+                match &ring.connection {
+                    Some(connection) => wakeups.peers.push(Arc::clone(connection)),
+                    None => wakeups.own = true,
+                }
+            }
+        }
+        wakeups
+    }
+
+    /// The connection to another member that waits for credits.
+    pub(crate) fn connection(&self, member: MemberId) -> Option<Arc<Connection>> {
+        if member == self.host.me() {
+            return None;
+        }
+        self.host.connect(member).ok()
+    }
+
+    /// Revokes the references in a queue pair's records.
+    pub(crate) fn revoke_qp(&mut self, qpn: Qpn) {
+        for ring in self.rings.iter_mut().flatten() {
+            // An error is reported where packets are sent.
+            let _ = ring.sender.revoke_qp(qpn.get());
+        }
+    }
+
+    pub(crate) fn revoke_region(&mut self, key: u32) {
+        for ring in self.rings.iter_mut().flatten() {
+            let _ = ring.sender.revoke_region(key);
+        }
+    }
+
+    /// A region of this segment is gone: if it was the last one, peers that map the segment unmap
+    /// it.
+    pub(crate) fn release(&mut self, segment: Arc<Segment>) {
+        let id = segment.id();
+        if Arc::into_inner(segment).is_some() {
+            self.release_id(id);
+        }
+    }
+
+    /// The same of an allocation of GPU memory.
+    pub(crate) fn release_allocation(&mut self, allocation: Arc<Allocation>) {
+        let id = allocation.id();
+        if Arc::into_inner(allocation).is_some() {
+            self.release_id(id);
+        }
+    }
+
+    fn release_id(&mut self, id: SegmentId) {
+        for ring in self.rings.iter_mut().flatten() {
+            if let Some(connection) = &ring.connection
+                && ring.sender.withdraw(id)
+            {
+                // A peer that does not get it keeps the mapping, which costs only memory.
+                let _ = connection.send(Message::Released { id: u64::from(id.0) }, &[]);
+            }
+        }
+    }
+}
+
+/// Whether connecting, or the first message on a connection, failed because the peer is gone.
+fn is_peer_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), NotConnected | BrokenPipe | ConnectionReset)
+}
+
+impl OutgoingRing {
+    /// The caller has checked for space. If the ring is corrupt by now the packet is lost.
+    fn push(&mut self, header: &[u8], payload: Payload<'_>, qpn: Qpn, keys: &[u32]) {
+        let record = Record {
+            kind: RecordKind::Packet,
+            header,
+            payload,
+        };
+        let _lost = self.sender.push(&record, Referrer { qpn: qpn.get(), keys });
+    }
+
+    /// Sends the delayed ACK as a record of its own. Whether there was one. The caller has checked
+    /// for space.
+    fn push_delayed_ack(&mut self) -> bool {
+        let ack = self.delayed_ack.take();
+        if let Some(ack) = ack {
+            self.push(ack.headers(), Payload::Inline(&[]), ack.qpn(), &[]);
+        }
+        ack.is_some()
+    }
+
+    /// Whether the ring takes another packet, or drops it. Otherwise a credit wake-up is requested.
+    fn has_space(&mut self) -> bool {
+        if self.closed {
+            return true;
+        }
+        let space = self.sender.has_space().and_then(|space| {
+            if space {
+                Ok(true)
+            } else {
+                self.sender.request_credit_wakeup()
+            }
+        });
+        space.unwrap_or_else(|error| {
+            tracing::warn!("{error}");
+            self.closed = true;
+            true
+        })
+    }
+
+    /// Turns the packet's payload references into those that the receiver can use.
+    fn add_references(
+        &mut self,
+        table: &mut Table,
+        forced: Option<Mover>,
+        references: &mut Vec<Reference>,
+        keys: &mut Vec<u32>,
+    ) -> Result<(), RingFull> {
+        let result = table.payload_refs().iter().try_for_each(|payload_ref| {
+            if !keys.contains(&payload_ref.key) {
+                keys.push(payload_ref.key);
+            }
+            references.push(self.reference(payload_ref, table, forced)?);
+            Ok(())
+        });
+        table.clear_payload_refs();
+        result
+    }
+
+    fn reference(
+        &mut self,
+        payload_ref: &PayloadRef,
+        table: &Table,
+        forced: Option<Mover>,
+    ) -> Result<Reference, RingFull> {
+        // No packet is longer than LARGEST.
+        let len = payload_ref.len as u32;
+        if let Some(offset) = payload_ref.device {
+            return self.device_reference(payload_ref, offset, table, forced == Some(Mover::Ring));
+        }
+        if forced.is_none_or(|mode| mode == Mover::Shared)
+            && let Some((id, offset)) = payload_ref.segment
+            && let Some(connection) = &self.connection
+        {
+            if self.sender.can_reference(id) {
+                return Ok(Reference::Segment { id, offset, len });
+            }
+            if !self.sender.is_announced(id)
+                && let Some(segment) = table.segment(payload_ref.key)
+            {
+                let message = Message::Segment { id: u64::from(id.0) };
+                // Another copy mode serves until it is mapped; if it cannot be sent now, the next
+                // packet tries again.
+                if connection.send(message, &[segment.fd()]).is_ok() {
+                    self.sender.announce(id);
+                }
+            }
+        }
+        let by_address = match forced {
+            Some(Mover::Ring) => false,
+            Some(Mover::Shared | Mover::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
+            // Two copies at memory speed, at both ends at once, take a third of the time of one
+            // process_vm_readv(2) (docs/PERFORMANCE.md).
+            None => self.connection.is_none(),
+        };
+        if by_address {
+            let addr = payload_ref.at.expose_provenance() as u64;
+            return Ok(Reference::Process { addr, len });
+        }
+        let (reference, to) = self.sender.copy_in(payload_ref.len)?;
+        // SAFETY: registered memory, readable; the ring gave as many bytes, which are no part of a
+        // region.
+        unsafe { std::ptr::copy_nonoverlapping(payload_ref.at, to, payload_ref.len) };
+        Ok(reference)
+    }
+
+    /// A reference to GPU memory from `offset` of its allocation on, if the receiver has imported
+    /// that. Otherwise, or when it is to be copied `now`, the bytes are copied into the ring.
+    fn device_reference(
+        &mut self,
+        payload_ref: &PayloadRef,
+        offset: u64,
+        table: &Table,
+        now: bool,
+    ) -> Result<Reference, RingFull> {
+        let Some(allocation) = table.allocation(payload_ref.key) else {
+            return Err(RingFull);
+        };
+        let (id, len) = (allocation.id(), payload_ref.len as u32);
+        if !now && (self.connection.is_none() || self.sender.can_reference_device(id)) {
+            return Ok(Reference::Device { id, offset, len });
+        }
+        if self.sender.peer_supports_devices()
+            && !self.sender.is_announced(id)
+            && let Some(connection) = &self.connection
+            && let Some((len, fd, own)) = allocation.shared()
+        {
+            let message = Message::Device {
+                id: u64::from(id.0),
+                len: len as u64,
+                own,
+            };
+            if connection.send(message, &[fd]).is_ok() {
+                self.sender.announce(id);
+                connection.wake();
+            }
+        }
+        let (reference, to) = self.sender.copy_in(payload_ref.len)?;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        // SAFETY: the ring gave as many bytes.
+        let copied = unsafe { allocation.read(start, to, payload_ref.len) };
+        // If the copy fails the packet is lost.
+        copied.map(|()| reference).map_err(|_| RingFull)
+    }
+}
+
+const _: () = assert!(1 << SLOT_BITS >= crate::host::SLOTS);
+
+#[cfg(test)]
+mod tests;

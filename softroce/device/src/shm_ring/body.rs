@@ -1,0 +1,314 @@
+//! The payload of a received record, and the copy modes that move it.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::slice;
+
+use super::REFERENCES;
+use super::layout::Mapping;
+use super::mapped::Segments;
+use super::receiver::Origin;
+use super::record::Reference;
+use super::ring::Consumer;
+use crate::memory::copy::{WORD, tail_to_peer_visible};
+
+/// The payload is unavailable: it was revoked, or the sender is gone. The packet counts as lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the sender revoked the payload, or is gone")]
+pub struct PayloadUnavailable;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// In the ring, in one piece from here on.
+    Ring(*const u8),
+    Referred {
+        /// Some are outside the ring.
+        revocable: bool,
+        bulk: bool,
+    },
+}
+
+/// The payload of a received record.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordBody<'a> {
+    pub(super) map: &'a Mapping,
+    pub(super) segments: &'a Segments,
+    pub(super) origin: Origin,
+    pub(super) position: u64,
+    pub(super) references: &'a [Reference],
+    pub(super) source: Source,
+    pub(super) len: usize,
+}
+
+/// The destination of a copy: memory, and a word for the last bytes, which is stored last.
+struct Target<'a> {
+    head: *mut u8,
+    tail: &'a mut [u8],
+}
+
+impl RecordBody<'_> {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether some of it is GPU memory.
+    #[must_use]
+    pub fn has_device(&self) -> bool {
+        let is_device = |reference: &Reference| matches!(reference, Reference::Device { .. });
+        matches!(self.source, Source::Referred { .. }) && self.references.iter().any(is_device)
+    }
+
+    /// The references to a range of a payload that [has GPU memory](Self::has_device), each with
+    /// its offset in the payload.
+    pub fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, Reference)> {
+        self.parts(at, len).scan(at, |next, part| {
+            let start = *next;
+            *next += part.len();
+            Some((start, part))
+        })
+    }
+
+    /// Whether it may be revoked until it is copied: not if it is in the ring.
+    #[must_use]
+    pub fn is_revocable(&self) -> bool {
+        matches!(self.source, Source::Referred { revocable: true, .. })
+    }
+
+    /// Copies the `len` bytes from `at` on into memory of this process, the last eight after all
+    /// others. Parts may be copied in any order, and more than once.
+    ///
+    /// # Errors
+    /// When they are unavailable. Any of the bytes at `dst` but the last eight may have been
+    /// written then.
+    ///
+    /// # Panics
+    /// When the payload has no such range.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes, which are no part of the ring. They may be read and
+    /// written concurrently, as memory of a device is; where they are the payload's own (of a ring
+    /// to this process itself, or shared with the sender), their final content is as undefined as
+    /// with any device.
+    pub unsafe fn copy_to(&self, at: usize, len: usize, dst: *mut u8) -> Result<(), PayloadUnavailable> {
+        let end = at.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{len} bytes from {at} on, of {}",
+            self.len
+        );
+        // What this process itself has revoked may be unmapped. It revokes nothing while it
+        // receives: both happen under the device's lock.
+        if self.origin == Origin::Own && self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
+            return Err(PayloadUnavailable);
+        }
+        let last = len.min(WORD);
+        let mut word = [0; WORD];
+        let target = Target {
+            head: dst,
+            tail: &mut word[..last],
+        };
+        // SAFETY: the target's head is all but the last bytes of the caller's range.
+        unsafe { self.fetch(at, len - last, target)? };
+        if self.is_revocable() && Consumer::was_revoked(self.map, self.position) {
+            return Err(PayloadUnavailable);
+        }
+        // SAFETY: these are the last bytes of the caller's range.
+        unsafe { tail_to_peer_visible(&word[..last], dst.add(len - last)) };
+        Ok(())
+    }
+
+    /// Copies the bytes from `at` on into a slice.
+    ///
+    /// # Errors
+    /// When they are unavailable.
+    ///
+    /// # Panics
+    /// As [`copy_to`](Self::copy_to).
+    pub fn copy_to_slice(&self, at: usize, dst: &mut [u8]) -> Result<(), PayloadUnavailable> {
+        // SAFETY: a unique reference, so that it is part of nothing else.
+        unsafe { self.copy_to(at, dst.len(), dst.as_mut_ptr()) }
+    }
+
+    /// Copies `head` bytes from `at` on into the target's head, and those behind them into its
+    /// tail.
+    ///
+    /// # Safety
+    /// The range is one of the payload. The head is writable for as many bytes, as for
+    /// [`copy_to`](Self::copy_to).
+    unsafe fn fetch(&self, at: usize, head: usize, target: Target<'_>) -> Result<(), PayloadUnavailable> {
+        if let Source::Ring(bytes) = self.source {
+            // SAFETY: the payload is there (`Receiver::take` checked it against slot and bulk
+            // area), so its part is. Each byte is read once, and is only copied.
+            unsafe {
+                ptr::copy_nonoverlapping(bytes.add(at), target.head, head);
+                ptr::copy_nonoverlapping(bytes.add(at + head), target.tail.as_mut_ptr(), target.tail.len());
+            }
+            return Ok(());
+        }
+        if let Origin::Process(peer) = self.origin {
+            let local = [
+                io_part(target.head, head),
+                io_part(target.tail.as_mut_ptr(), target.tail.len()),
+            ];
+            if let Some(remote) = Remote::of(self.parts(at, head + target.tail.len())) {
+                // SAFETY: both are writable for these lengths.
+                return unsafe { peer.read(local, remote) };
+            }
+        }
+        // SAFETY: head and tail are writable for as many bytes each.
+        unsafe {
+            self.fetch_parts(at, head, target.head)?;
+            self.fetch_parts(at + head, target.tail.len(), target.tail.as_mut_ptr())
+        }
+    }
+
+    /// Copies part by part, each in its copy mode.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes, as for [`copy_to`](Self::copy_to).
+    unsafe fn fetch_parts(&self, at: usize, len: usize, mut dst: *mut u8) -> Result<(), PayloadUnavailable> {
+        for part in self.parts(at, len) {
+            // SAFETY: the parts together are as long as the range of `dst`.
+            unsafe {
+                self.fetch_part(part, dst)?;
+                dst = dst.add(part.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `dst` is writable for the part's length, as for [`copy_to`](Self::copy_to).
+    unsafe fn fetch_part(&self, part: Reference, dst: *mut u8) -> Result<(), PayloadUnavailable> {
+        let len = part.len();
+        let src = match (part, self.origin) {
+            (Reference::Bulk { offset, .. }, _) => self.map.bulk(offset, len).map(<*mut u8>::cast_const),
+            (Reference::Segment { id, offset, .. }, _) => self.segments.find(id, offset, len),
+            (Reference::Process { addr, .. }, Origin::Own) => Some(ptr::with_exposed_provenance(addr as usize)),
+            (Reference::Process { .. }, Origin::Process(peer)) => {
+                let remote = Remote::of([part].into_iter()).ok_or(PayloadUnavailable)?;
+                // SAFETY: writable for the part's length.
+                return unsafe { peer.read([io_part(dst, len), io_part(dst, 0)], remote) };
+            }
+            // GPU memory is copied by the GPU, not here.
+            (Reference::Process { .. }, Origin::Unreadable) | (Reference::Device { .. }, _) => None,
+        };
+        // SAFETY: the ring and the segments are mapped for these ranges, which were just checked,
+        // and cannot shrink; for a ring to this process itself the creator has promised that they
+        // are readable. Each byte is read once and only copied, so that concurrent writes do no
+        // harm. The two may overlap, when a process writes to itself.
+        unsafe { ptr::copy(src.ok_or(PayloadUnavailable)?, dst, len) };
+        Ok(())
+    }
+
+    /// The references to a range of the payload.
+    fn parts(&self, at: usize, len: usize) -> impl Iterator<Item = Reference> {
+        let (mut skip, mut left) = (at, len);
+        self.references.iter().filter_map(move |reference| {
+            if skip >= reference.len() {
+                skip -= reference.len();
+                return None;
+            }
+            let len = left.min(reference.len() - skip);
+            let part = reference.part(skip, len);
+            skip = 0;
+            left -= len;
+            (len != 0).then_some(part)
+        })
+    }
+}
+
+/// Ranges of another process's memory, for one call: the references of a record, and the probe.
+struct Remote {
+    parts: [MaybeUninit<libc::iovec>; REFERENCES + 1],
+    len: usize,
+}
+
+impl Remote {
+    /// The parts, if all of them are process memory. There are no more than a record has
+    /// references.
+    fn of(parts: impl Iterator<Item = Reference>) -> Option<Self> {
+        let mut remote = Self {
+            parts: [MaybeUninit::uninit(); REFERENCES + 1],
+            len: 0,
+        };
+        for part in parts {
+            let Reference::Process { addr, len } = part else {
+                return None;
+            };
+            remote.push(addr, len as usize)?;
+        }
+        Some(remote)
+    }
+
+    fn push(&mut self, addr: u64, len: usize) -> Option<()> {
+        // Checked by the kernel; not an address here.
+        let range = io_part(ptr::without_provenance_mut(addr as usize), len);
+        self.parts.get_mut(self.len)?.write(range);
+        self.len += 1;
+        Some(())
+    }
+
+    fn parts(&self) -> &[libc::iovec] {
+        // SAFETY: `push` wrote the first `len`.
+        unsafe { slice::from_raw_parts(self.parts.as_ptr().cast(), self.len) }
+    }
+}
+
+fn io_part(start: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: start.cast(),
+        iov_len: len,
+    }
+}
+
+/// Another process whose memory this one may read, and how to recognize it: its PID may be reused,
+/// and it may run another program (execve(2)), while its records are still here. So every call also
+/// reads the probe, from the same address space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Peer {
+    pub(super) process: i32,
+    pub(super) address: u64,
+    pub(super) value: u64,
+}
+
+impl Peer {
+    /// Whether the process can be read, and is the one that created the ring.
+    pub(super) fn can_be_read(self) -> bool {
+        let nothing = io_part(ptr::null_mut(), 0);
+        // SAFETY: nothing is written but the probe.
+        Remote::of(std::iter::empty()).is_some_and(|remote| unsafe { self.read([nothing; 2], remote) }.is_ok())
+    }
+
+    /// Copies from the process (process_vm_readv(2)): all of it, or fails with
+    /// [`PayloadUnavailable`].
+    ///
+    /// # Safety
+    /// The local ranges are writable.
+    unsafe fn read(self, [head, tail]: [libc::iovec; 2], mut remote: Remote) -> Result<(), PayloadUnavailable> {
+        let mut probe = [0_u8; 8];
+        remote.push(self.address, probe.len()).ok_or(PayloadUnavailable)?;
+        let local = [head, tail, io_part(probe.as_mut_ptr(), probe.len())];
+        let wanted: usize = local.iter().map(|part| part.iov_len).sum();
+        let remote = remote.parts();
+        let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+        // SAFETY: the local ranges are writable by contract, and the probe is; the kernel checks
+        // the remote ones and writes nothing there.
+        let read = unsafe { libc::process_vm_readv(self.process, local.as_ptr(), locals, remote.as_ptr(), remotes, 0) };
+        // It is never interrupted halfway; a short read met an unmapped page.
+        let complete = usize::try_from(read) == Ok(wanted);
+        if complete && u64::from_ne_bytes(probe) == self.value {
+            Ok(())
+        } else {
+            Err(PayloadUnavailable)
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A peer's segments, mapped read-only.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::segment::{SegmentId, cannot_shrink};
+
+/// Why a segment cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum UnfitSegment {
+    /// It could shrink, which would be a SIGBUS here, or it is not plain shared memory.
+    #[error("segment {0} of the other process is not a memfd that is sealed against shrinking")]
+    RecordKind(SegmentId),
+    /// It is mapped already, or there are too many.
+    #[error("the other process has shared {MAX_SEGMENTS} segments already, or segment {0} twice")]
+    Refused(SegmentId),
+    /// Mapping failed.
+    #[error("cannot map segment {0} of the other process: {1}")]
+    Map(SegmentId, #[source] io::Error),
+}
+
+const MAX_SEGMENTS: usize = 4096;
+
+/// Segments up to this size are populated when mapped; larger ones on use.
+const POPULATE_MAX: usize = 64 << 20;
+
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    mapped: Vec<Mapped>,
+    /// How many were announced, ever.
+    tried: u64,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    id: SegmentId,
+    start: NonNull<u8>,
+    len: NonZeroUsize,
+}
+
+// SAFETY: it owns a mapping, which is of the whole process and only read, by raw copies.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Segments {
+    pub(super) fn add(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), UnfitSegment> {
+        self.tried += 1;
+        if self.mapped.len() >= MAX_SEGMENTS || self.mapped.iter().any(|mapped| mapped.id == id) {
+            return Err(UnfitSegment::Refused(id));
+        }
+        let file = File::from(fd);
+        if !cannot_shrink(&file) {
+            return Err(UnfitSegment::RecordKind(id));
+        }
+        let failed = |error| UnfitSegment::Map(id, error);
+        let len = usize::try_from(file.metadata().map_err(failed)?.len()).unwrap_or(0);
+        let Some(len) = NonZeroUsize::new(len) else {
+            return Err(UnfitSegment::RecordKind(id));
+        };
+        let mut flags = MapFlags::MAP_SHARED;
+        if len.get() <= POPULATE_MAX {
+            flags |= MapFlags::MAP_POPULATE;
+        }
+        // SAFETY: a new mapping, wherever the kernel has space; no reference is ever made to its
+        // bytes, which their owner writes.
+        let start = unsafe { mmap(None, len, ProtFlags::PROT_READ, flags, &file, 0) };
+        let start = start.map_err(|errno| failed(errno.into()))?.cast();
+        self.mapped.push(Mapped { id, start, len });
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, id: SegmentId) {
+        self.mapped.retain(|mapped| mapped.id != id);
+    }
+
+    /// Counts an announcement that is not to be mapped. Returns the count.
+    pub(super) fn skip(&mut self) -> u64 {
+        self.tried += 1;
+        self.tried
+    }
+
+    pub(super) fn tried(&self) -> u64 {
+        self.tried
+    }
+
+    /// The address of a range of a segment, if it is inside.
+    pub(super) fn find(&self, id: SegmentId, offset: u64, len: usize) -> Option<*const u8> {
+        let mapped = self.mapped.iter().find(|mapped| mapped.id == id)?;
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(len)?;
+        // SAFETY: `offset` is within the mapping, as `end` is.
+        (end <= mapped.len.get()).then(|| unsafe { mapped.start.as_ptr().add(offset) }.cast_const())
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `add` with this length, and unmapped once; only the copy of a record
+        // points into it, which borrows the segments.
+        let _ = unsafe { munmap(self.start.cast(), self.len.get()) };
+    }
+}

@@ -1,0 +1,251 @@
+//! The protocol of a shm ring: what each end does to the shared words. Their layout is in `layout`.
+//!
+//! Positions count records and never wrap (64 bits); a position's slot is its lower bits. A slot is
+//! full when its *tag* is its position + 1, which is stored last: a waiting consumer reads the
+//! first cache line of the next record and nothing else. Tags are in slots only, so that no byte of
+//! a message is ever taken for one.
+//!
+//! The consumer returns *credits* (free slots and bulk space) by advancing `head`.
+
+use crate::sync::{Ordering, fence};
+
+use super::CorruptRing;
+
+/// A word that both ends access. A trait because of the models: loom's atomics cannot be in shared
+/// memory.
+pub(super) trait SharedWord {
+    fn load(&self, ordering: Ordering) -> u64;
+    fn store(&self, value: u64, ordering: Ordering);
+    fn swap(&self, value: u64, ordering: Ordering) -> u64;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl SharedWord for $atomic {
+            fn load(&self, ordering: Ordering) -> u64 {
+                self.load(ordering)
+            }
+
+            fn store(&self, value: u64, ordering: Ordering) {
+                self.store(value, ordering);
+            }
+
+            fn swap(&self, value: u64, ordering: Ordering) -> u64 {
+                self.swap(value, ordering)
+            }
+        }
+    };
+}
+
+word!(std::sync::atomic::AtomicU64);
+#[cfg(doorbell_loom)]
+word!(crate::sync::AtomicU64);
+
+/// The words of a ring. Slot indices are below the constant [`slots`](RingWords::slots).
+pub(super) trait RingWords {
+    type Word: SharedWord;
+
+    /// The number of slots: a power of two.
+    fn slots(&self) -> u64;
+    /// The position + 1 of the record in a slot.
+    fn tag(&self, slot: u64) -> &Self::Word;
+    /// Not 0: the record in a slot was revoked.
+    fn revoked(&self, slot: u64) -> &Self::Word;
+    /// The position up to which the consumer has returned credits.
+    fn head(&self) -> &Self::Word;
+    /// Not 0: the consumer sleeps, or is about to.
+    fn asleep(&self) -> &Self::Word;
+    /// Not 0: the producer waits for credits.
+    fn credit_wanted(&self) -> &Self::Word;
+}
+
+pub(super) fn slot(words: &impl RingWords, position: u64) -> u64 {
+    position & (words.slots() - 1)
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Producer {
+    tail: u64,
+    /// The consumer's head, as last read.
+    head: u64,
+}
+
+impl Producer {
+    pub(super) fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    pub(super) fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Whether the next slot is known to be free; [`refresh`](Self::refresh) updates that.
+    pub(super) fn has_slot(&self, words: &impl RingWords) -> bool {
+        self.tail - self.head < words.slots()
+    }
+
+    /// Reads the consumer's head: the slots before it may be written again.
+    ///
+    /// # Errors
+    /// When it is impossible.
+    pub(super) fn refresh(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
+        let head = words.head().load(Ordering::Acquire);
+        if head.wrapping_sub(self.head) > self.tail - self.head {
+            return Err(CorruptRing("it consumed records that were never sent"));
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    /// Publishes the record in the slot of [`tail`](Self::tail), which was free.
+    pub(super) fn publish(&mut self, words: &impl RingWords) {
+        let slot = slot(words, self.tail);
+        self.tail += 1;
+        // Releases the slot's content and the memory that it refers to.
+        words.tag(slot).store(self.tail, Ordering::Release);
+    }
+
+    /// After publishing: whether the consumer sleeps and must be woken. Returned once for each
+    /// sleep.
+    pub(super) fn must_wake(&self, words: &impl RingWords) -> bool {
+        // With the fence in `Consumer::sleep`: either the flag is seen here, or the record there.
+        fence(Ordering::SeqCst);
+        words.asleep().load(Ordering::Relaxed) != 0 && words.asleep().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Requests a wake-up when credits are returned, and reads [`head`](Self::head) after that.
+    pub(super) fn request_credit_wakeup(&mut self, words: &impl RingWords) -> Result<(), CorruptRing> {
+        words.credit_wanted().store(1, Ordering::Relaxed);
+        // With the fence in `Consumer::return_credits`: either the progress is seen here, or the
+        // flag there.
+        fence(Ordering::SeqCst);
+        self.refresh(words)
+    }
+
+    /// Revokes a record. A receiver that is copying from its references detects it afterwards.
+    /// [`revoke_fence`](Self::revoke_fence) follows the last revocation.
+    pub(super) fn revoke(&self, words: &impl RingWords, position: u64) {
+        // Its tag, which no other record ever has: so the next record in the slot needs no reset.
+        words
+            .revoked(slot(words, position))
+            .store(position + 1, Ordering::Relaxed);
+    }
+
+    /// Orders revocations before later writes to the memory, by this thread and those it
+    /// synchronizes with: a copy that reads such a write detects its revocation.
+    pub(super) fn revoke_fence(&self) {
+        fence(Ordering::Release);
+    }
+}
+
+/// Credits are returned after this many records: more often makes the producer's CPU fetch the word
+/// again and again.
+const BATCH: u64 = 32;
+
+#[derive(Debug, Default)]
+pub(super) struct Consumer {
+    next: u64,
+    /// Retained records before it: handled, and not released.
+    retained: u64,
+    published: u64,
+    /// The last head published with a fence, so that a waiting producer is woken.
+    credited: u64,
+    /// A record consumed since then used the bulk area.
+    used_bulk: bool,
+}
+
+impl Consumer {
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The position up to which all are released.
+    pub(super) fn done(&self) -> u64 {
+        self.next - self.retained
+    }
+
+    /// Whether the next record is there, and all of it visible.
+    pub(super) fn ready(&self, words: &impl RingWords) -> bool {
+        // A retained slot has its own record's tag, which is never the next one's.
+        words.tag(slot(words, self.next)).load(Ordering::Acquire) == self.next + 1
+    }
+
+    /// Consumes the next record; `used_bulk` if it used the bulk area. Whether the producer waits
+    /// for credits and must be woken.
+    pub(super) fn consumed(&mut self, words: &impl RingWords, used_bulk: bool) -> bool {
+        self.next += 1;
+        self.used_bulk |= used_bulk;
+        if self.retained > 0 {
+            // In order: released behind the retained ones.
+            self.retained += 1;
+            return false;
+        }
+        self.is_due(words) && self.return_credits(words)
+    }
+
+    /// Retains the next record until it is [released](Self::release), with all behind it.
+    pub(super) fn retain_next(&mut self, used_bulk: bool) {
+        self.next += 1;
+        self.retained += 1;
+        self.used_bulk |= used_bulk;
+    }
+
+    /// Releases the oldest retained record. As [`consumed`](Self::consumed).
+    pub(super) fn release(&mut self, words: &impl RingWords) -> bool {
+        self.retained = self.retained.saturating_sub(1);
+        (self.retained == 0 || self.is_due(words)) && self.return_credits(words)
+    }
+
+    fn is_due(&self, words: &impl RingWords) -> bool {
+        self.used_bulk || self.done() - self.credited >= BATCH.min(words.slots())
+    }
+
+    /// No record is there: publishes the head without a fence. A producer that read an older head
+    /// does not wait for these credits: they are less than a batch of slots and no bulk space, and
+    /// it had more slots than that.
+    pub(super) fn publish_head(&mut self, words: &impl RingWords) {
+        if self.published != self.done() {
+            self.published = self.done();
+            words.head().store(self.published, Ordering::Release);
+        }
+    }
+
+    /// Returns credits. Whether the producer waits for them and must be woken.
+    fn return_credits(&mut self, words: &impl RingWords) -> bool {
+        self.published = self.done();
+        self.credited = self.published;
+        self.used_bulk = self.used_bulk && self.retained > 0;
+        words.head().store(self.published, Ordering::Release);
+        // With the fence in `Producer::request_credit_wakeup`.
+        fence(Ordering::SeqCst);
+        words.credit_wanted().load(Ordering::Relaxed) != 0 && words.credit_wanted().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// After the copies from a record's references, before they count: whether it was revoked
+    /// meanwhile.
+    pub(super) fn was_revoked(words: &impl RingWords, position: u64) -> bool {
+        // With the fence in `Producer::revoke_fence`: a thread that has read a byte written after
+        // that one reads the flag after this one.
+        fence(Ordering::Acquire);
+        words.revoked(slot(words, position)).load(Ordering::Relaxed) == position + 1
+    }
+
+    /// Before sleeping. `false` when there is a record, so that the caller must not sleep.
+    pub(super) fn sleep(&self, words: &impl RingWords) -> bool {
+        words.asleep().swap(1, Ordering::AcqRel);
+        // With the fence in `Producer::must_wake`.
+        fence(Ordering::SeqCst);
+        if self.ready(words) {
+            self.awake(words);
+            return false;
+        }
+        true
+    }
+
+    pub(super) fn awake(&self, words: &impl RingWords) {
+        words.asleep().swap(0, Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, doorbell_loom))]
+mod model;

@@ -1,0 +1,105 @@
+//! The verbs objects of a device: their tables and limits.
+
+use std::sync::Arc;
+
+use doorbell_roce_proto::memory::PdId;
+use doorbell_roce_proto::qp::QpInit;
+use doorbell_roce_proto::work::{CqId, SrqId};
+use doorbell_roce_proto::{Qpn, SrqInit};
+
+use super::Core;
+use crate::capacity;
+use crate::cq::CqRing;
+use crate::event::Owner;
+
+impl Core {
+    pub(crate) fn add_pd(&mut self) -> Option<PdId> {
+        if self.pds == capacity::PDS {
+            return None;
+        }
+        // Identifiers are never reused, so that a stale one matches nothing. There are 2^32.
+        self.next_pd = self.next_pd.checked_add(1)?;
+        self.pds += 1;
+        Some(PdId(self.next_pd))
+    }
+
+    pub(crate) fn remove_pd(&mut self) {
+        self.pds -= 1;
+    }
+
+    /// Allocates device memory, if that much is left.
+    pub(crate) fn alloc_device_memory(&mut self, len: usize) -> bool {
+        let left = capacity::DEVICE_MEMORY - self.device_memory;
+        if len > left {
+            return false;
+        }
+        self.device_memory += len;
+        true
+    }
+
+    pub(crate) fn free_device_memory(&mut self, len: usize) {
+        self.device_memory -= len;
+    }
+
+    pub(crate) fn add_cq(&mut self, ring: Arc<CqRing>) -> Option<CqId> {
+        if let Some(index) = self.cqs.iter().position(Option::is_none) {
+            self.cqs[index] = Some(ring);
+            return Some(CqId(index as u32));
+        }
+        if self.cqs.len() == capacity::CQS {
+            return None;
+        }
+        self.cqs.push(Some(ring));
+        Some(CqId(self.cqs.len() as u32 - 1))
+    }
+
+    pub(crate) fn remove_cq(&mut self, id: CqId) {
+        if let Some(ring) = self.cqs.get_mut(id.0 as usize).and_then(Option::take) {
+            self.moderated.retain(|(_, waiting)| !Arc::ptr_eq(waiting, &ring));
+        }
+    }
+
+    pub(crate) fn add_qp(&mut self, init: QpInit, owner: Owner) -> Option<Qpn> {
+        if self.qps.len() == capacity::QPS {
+            return None;
+        }
+        if self.endpoint.wants_numbers() {
+            match self.host.claim(0) {
+                Some(block) => self.endpoint.give_numbers(block),
+                None if self.endpoint.has_numbers() => {}
+                None => return None,
+            }
+        }
+        let qpn = self.endpoint.create_qp(init);
+        self.qps.insert(qpn, owner);
+        Some(qpn)
+    }
+
+    pub(crate) fn remove_qp(&mut self, qpn: Qpn) {
+        self.endpoint.destroy_qp(qpn);
+        self.memory.release_windows_of(qpn);
+        self.qps.remove(&qpn);
+        self.deferred.remove_qp(qpn);
+    }
+
+    /// Drops what is deferred for a queue pair that was reset.
+    pub(crate) fn drop_deferred(&mut self, qpn: Qpn) {
+        self.deferred.remove_qp(qpn);
+    }
+
+    pub(crate) fn add_srq(&mut self, init: SrqInit, owner: Owner) -> Option<SrqId> {
+        if self.srqs.len() == capacity::SRQS {
+            return None;
+        }
+        let id = self.endpoint.create_srq(init);
+        self.srqs.insert(id, owner);
+        Some(id)
+    }
+
+    pub(crate) fn remove_srq(&mut self, id: SrqId) {
+        // Fails while queue pairs use it: each holds a handle.
+        if self.endpoint.destroy_srq(id).is_ok() {
+            self.srqs.remove(&id);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Fast paths for the most frequent packets on a shm link: a short request transmitted while it is
+//! posted, and a received WRITE ONLY executed without the general dispatch.
+//!
+//! A fast path has the same effect as the general path, and declines what is not the common case.
+
+use core::time::Duration;
+
+use crate::endpoint::{Endpoint, LanePacket, find};
+use crate::memory::Memory;
+use crate::qp::LaneId;
+use crate::wire::{self, Opcode};
+use crate::work::SendRequest;
+use crate::{Instant, Qpn};
+
+/// A request sent on the fast path: see [`Endpoint::post_short`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Short {
+    /// The shm link to send it on.
+    pub lane: LaneId,
+    /// Headers of an ACK to send in front of it.
+    pub acknowledgement: Option<[u8; wire::header_len(Opcode::RcAcknowledge)]>,
+    /// Length of the headers in the buffer.
+    pub headers: usize,
+    /// Bytes in the buffer: headers and payload.
+    pub len: usize,
+}
+
+impl Endpoint {
+    /// Fast path of [`post_send`](Self::post_send) and [`poll_lanes`](Self::poll_lanes): queues a
+    /// send request and writes its packet into `buf`, when it is a short SEND or WRITE of an RC
+    /// queue pair on a shm link with free slots, and nothing is to be sent before it except an ACK
+    /// of the same queue pair, which is returned with it.
+    ///
+    /// `None` when the request is any other, or would be refused; nothing has changed then. `now`
+    /// is called when the local ACK timer starts, with the timeout: the time it returns may be late
+    /// in proportion to that.
+    pub fn post_short<M: Memory>(
+        &mut self,
+        now: impl FnOnce(Duration) -> Instant,
+        qpn: Qpn,
+        request: &SendRequest<'_>,
+        memory: &mut M,
+        buf: &mut [u8],
+    ) -> Option<Short> {
+        let others = self.gsi.has_more() || self.full_shm_links.has_any();
+        let (index, qp) = find(&mut self.qps, qpn)?;
+        let ahead = self.active.queue.front();
+        if others || self.active.queue.len() > 1 || ahead.is_some_and(|&ahead| ahead != index) {
+            return None;
+        }
+        let has_ack = ahead.is_some();
+        let short = qp.post_short(now, request, has_ack, memory, buf)?;
+        if has_ack {
+            self.active.end_burst(false);
+        }
+        self.timers.set(index, qp.deadline());
+        self.out.counters.tx_packets += 1 + u64::from(has_ack);
+        Some(short)
+    }
+
+    /// Fast path of [`handle_lane`](Self::handle_lane): executes a WRITE ONLY that has the expected
+    /// PSN and passes all checks. When it returns false nothing but bytes that the packet may write
+    /// has changed, and [`handle_lane`](Self::handle_lane) must be called, which gives the same
+    /// result.
+    pub fn handle_short<M: Memory>(&mut self, packet: &LanePacket<'_>, memory: &mut M) -> bool {
+        let Ok(headers) = packet.headers.try_into() else {
+            return false;
+        };
+        let Some((bth, reth)) = wire::parse_write_only(headers) else {
+            return false;
+        };
+        let Some((index, qp)) = find(&mut self.qps, bth.dest_qp) else {
+            return false;
+        };
+        if !qp.handle_short(packet.lane, &bth, &reth, packet.len, memory) {
+            return false;
+        }
+        self.out.counters.rx_packets += 1;
+        if qp.has_more() {
+            self.active.add(index);
+        }
+        true
+    }
+}

@@ -1,0 +1,119 @@
+//! What an endpoint takes and returns: packets and asynchronous events.
+
+use core::net::IpAddr;
+
+use crate::Qpn;
+use crate::qp::{LaneId, Path};
+use crate::work::SrqId;
+
+/// The IPv4 Identification of a received datagram, which the ICRC covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ident {
+    /// Its value.
+    Known(u16),
+    /// Not known: a UDP socket does not report it. The datagram is number `segment` of its
+    /// coalesced (GRO) receive, 0 unless coalesced.
+    Unknown {
+        /// Index in the coalesced receive.
+        segment: u16,
+    },
+}
+
+/// A datagram received on the RoCEv2 port, with the fields of its IP and UDP headers.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Source UDP port.
+    pub src_port: u16,
+    /// Destination UDP port.
+    pub dst_port: u16,
+    /// IPv4 Identification; ignored for IPv6.
+    pub ident: Ident,
+    /// The UDP payload: BTH to ICRC, inclusive.
+    pub payload: &'a [u8],
+}
+
+/// A packet received on a shm link: a copy of its headers. The payload is accessed through the
+/// caller's [`Memory`](crate::memory::Memory).
+#[derive(Clone, Copy, Debug)]
+pub struct LanePacket<'a> {
+    /// The shm link.
+    pub lane: LaneId,
+    /// The IP address of both ends.
+    pub address: IpAddr,
+    /// BTH and extension headers, without pad and ICRC.
+    pub headers: &'a [u8],
+    /// Payload length in bytes.
+    pub len: usize,
+}
+
+/// A packet to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// Bytes in the buffer, including the 4 of the ICRC, which the link fills in.
+    pub len: usize,
+    /// The sending queue pair.
+    pub qpn: Qpn,
+    /// The shm link to send it on, `None` for UDP. On a shm link it has neither pad nor ICRC.
+    pub lane: Option<LaneId>,
+    /// shm link: length of the headers in front of the payload in the buffer.
+    pub headers: usize,
+    /// shm link: bytes of payload that are not in the buffer but passed by reference, as given to
+    /// the [`Memory`](crate::memory::Memory).
+    pub referred: u32,
+    /// shm link: the referenced memory may change as soon as the completion is reported (UC, UD),
+    /// so the payload must be copied before. Otherwise (RC) it is stable until acknowledged.
+    pub fleeting: bool,
+    /// UDP: keeps its order relative to the queue pair's other packets even if it is an ACK. See
+    /// [`acknowledges_first`](crate::qp::QpInit::acknowledges_first).
+    pub in_order: bool,
+}
+
+impl Transmit {
+    pub(super) fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
+        Self {
+            src: path.local,
+            dst: path.remote,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            len,
+            qpn,
+            lane: path.lane,
+            headers: 0,
+            referred: 0,
+            fleeting: false,
+            in_order: false,
+        }
+    }
+}
+
+/// An asynchronous event of the device (ibv_get_async_event(3)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AsyncEvent {
+    /// IBV_EVENT_QP_FATAL: entered the error state for a reason that no completion reports.
+    QpFatal(Qpn),
+    /// IBV_EVENT_QP_REQ_ERR: the peer sent a malformed request.
+    QpRequestError(Qpn),
+    /// IBV_EVENT_QP_ACCESS_ERR: the peer's request was refused access.
+    QpAccessError(Qpn),
+    /// IBV_EVENT_COMM_EST: the first message arrived in RTR.
+    CommunicationEstablished(Qpn),
+    /// IBV_EVENT_SQ_DRAINED.
+    SendQueueDrained(Qpn),
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: the queue pair is in the error state and consumes no more
+    /// receives of its shared receive queue.
+    LastWqeReached(Qpn),
+    /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives than the limit, which is now disarmed.
+    SrqLimitReached(SrqId),
+}

@@ -1,0 +1,60 @@
+//! Fast paths on a shm link: a request sent while it is posted, with the pending ACK in front of
+//! it; and a received WRITE ONLY. Each equals the general path for what it accepts, and declines
+//! the rest.
+
+use core::time::Duration;
+
+use crate::Instant;
+use crate::endpoint::Short;
+use crate::memory::Memory;
+use crate::qp::{LaneId, QueuePair, State};
+use crate::wire::{Bth, Reth, Transport};
+use crate::work::SendRequest;
+
+impl QueuePair {
+    /// Executes a WRITE ONLY with `len` bytes of payload: see
+    /// [`Endpoint::handle_short`](crate::Endpoint::handle_short).
+    pub(crate) fn handle_short<M: Memory>(
+        &mut self,
+        link: LaneId,
+        bth: &Bth,
+        reth: &Reth,
+        len: usize,
+        memory: &mut M,
+    ) -> bool {
+        let eligible = self.init.transport == Transport::Rc && self.receives() && self.established;
+        let on_link = self.connection.shm_link == Some(link);
+        eligible && on_link && self.responder.handle_short(bth, reth, len, &self.connection, memory)
+    }
+
+    /// Queues a request and writes its packet: see
+    /// [`Endpoint::post_short`](crate::Endpoint::post_short). `has_ack`: the queue pair has
+    /// something to send, which must be a single ACK.
+    pub(crate) fn post_short<M: Memory>(
+        &mut self,
+        now: impl FnOnce(Duration) -> Instant,
+        request: &SendRequest<'_>,
+        has_ack: bool,
+        memory: &mut M,
+        buf: &mut [u8],
+    ) -> Option<Short> {
+        let link = self.connection.shm_link?;
+        let eligible = self.init.transport == Transport::Rc && self.state == State::Rts;
+        if !eligible || self.responder.has_replies() != has_ack || self.responder.has_only_ack() != has_ack {
+            return None;
+        }
+        // A full link cut the replies' burst short: requests go first in this one.
+        if has_ack && self.burst.requests_first {
+            return None;
+        }
+        let (headers, len) = self.requester.post_short(now, request, &self.connection, memory, buf)?;
+        let acknowledgement = self.responder.take_ack(&self.connection);
+        self.end_burst(false);
+        Some(Short {
+            lane: link,
+            acknowledgement,
+            headers,
+            len,
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! Fast path of a request: queued and sent at once.
+
+use core::time::Duration;
+
+use crate::Instant;
+use crate::memory::Memory;
+use crate::qp::requester::{Requester, Timer};
+use crate::qp::{Connection, sges};
+use crate::wire::{Bth, Extension, ImmDt, Opcode, Position, Reth, write_headers};
+use crate::work::{Operation, Payload, SendRequest};
+
+impl Requester {
+    /// Queues a SEND or WRITE and writes its packet, as [`post`](Self::post) followed by
+    /// [`transmit`](Self::transmit) would; returns the length of the headers, and that with the
+    /// payload. `None`, with nothing changed, when something is to be sent before it, when it must
+    /// wait or be refused, or is not inlined in a shm packet.
+    pub(crate) fn post_short<M: Memory>(
+        &mut self,
+        now: impl FnOnce(Duration) -> Instant,
+        request: &SendRequest<'_>,
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+    ) -> Option<(usize, usize)> {
+        let idle = self.cursor == self.queue.tail && self.next == self.max && self.local_end <= self.queue.head;
+        let may_send = self.next - self.una < self.window && !matches!(self.timer, Timer::Rnr(_));
+        if !idle || !may_send || request.fence && self.rd_atomic_outstanding > 0 || memory.is_unsettled(connection.qpn)
+        {
+            return None;
+        }
+        let len = match request.payload {
+            Payload::Inline(bytes) => bytes.len(),
+            Payload::Gather(list) if memory.is_distant(connection.pd, list) => return None,
+            Payload::Gather(list) => usize::try_from(sges::total(list)).ok()?,
+        };
+        if len > connection.shm_inline_threshold.min(connection.mtu) {
+            return None;
+        }
+        let (opcode, extension) = match request.operation {
+            Operation::Write { addr: va, rkey, imm } => {
+                let reth = Reth {
+                    va,
+                    rkey,
+                    len: len as u32,
+                };
+                let extension = imm.map_or(Extension::Reth(reth), |imm| Extension::RethImm(reth, ImmDt(imm)));
+                (Opcode::rc_write(Position::Only, imm.is_some()), extension)
+            }
+            Operation::Send { imm } => {
+                let extension = imm.map_or(Extension::Bare, |imm| Extension::Imm(ImmDt(imm)));
+                (Opcode::rc_send(Position::Only, imm.is_some()), extension)
+            }
+            _ => return None,
+        };
+        let (number, first) = (self.queue.tail, self.next);
+        let mut bth = Bth::new(opcode, connection.peer, self.psn(first));
+        bth.solicited = request.solicited;
+        let headers = write_headers(buf, &bth, &extension).ok()?;
+        let payload = buf.get_mut(headers..headers + len)?;
+        match request.payload {
+            Payload::Inline(bytes) => payload.copy_from_slice(bytes),
+            Payload::Gather(list) => sges::gather(memory, connection.pd, list, 0, payload).ok()?,
+        }
+        self.queue.post(request, self.signal_all).ok()?;
+        let wqe = self.queue.get_mut(number);
+        (wqe.first, wqe.packets) = (first, 1);
+        let wqe = *wqe;
+        let suppress = self.may_suppress_ack(&wqe, connection);
+        let last_admitted = first + 1 - self.una >= self.window;
+        let ack_req = !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval;
+        if ack_req {
+            Bth::set_ack_req(buf);
+        }
+        self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.ack_suppressed = !ack_req;
+        self.next = first + 1;
+        self.max = self.next;
+        self.begun = number + 1;
+        self.cursor = self.begun;
+        if self.timer == Timer::Idle
+            && let Some(timeout) = self.limits.timeout
+        {
+            self.restart_ack_timer(now(timeout));
+        }
+        Some((headers, headers + len))
+    }
+}

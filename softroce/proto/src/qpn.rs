@@ -1,0 +1,132 @@
+//! Allocation of queue pair numbers (QPNs) in blocks, which processes on one address divide.
+
+use std::collections::VecDeque;
+
+use crate::Qpn;
+
+/// A block of 1024 queue pair numbers with one owner.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Block(u16);
+
+impl Block {
+    const BITS: u32 = 10;
+    /// Numbers per block.
+    pub const LEN: u32 = 1 << Self::BITS;
+    /// Number of blocks.
+    pub const COUNT: usize = 1 << (24 - Self::BITS);
+
+    /// The block with this index; `None` from [`COUNT`](Self::COUNT) on.
+    pub fn new(index: u16) -> Option<Self> {
+        (usize::from(index) < Self::COUNT).then_some(Self(index))
+    }
+
+    /// The block that contains a number.
+    pub const fn of(qpn: Qpn) -> Self {
+        Self((qpn.get() >> Self::BITS) as u16)
+    }
+
+    /// Its index, below [`COUNT`](Self::COUNT).
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The offset of a number in its block.
+    pub(crate) const fn offset(qpn: Qpn) -> usize {
+        (qpn.get() % Self::LEN) as usize
+    }
+
+    /// The number at `offset` modulo its length; `None` for reserved numbers: 0 and 1 are the
+    /// special queue pairs, the last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
+    fn number(self, offset: u32) -> Option<Qpn> {
+        let number = (u32::from(self.0) << Self::BITS) | (offset % Self::LEN);
+        (!matches!(number, 0 | 1 | 0x00ff_ffff)).then_some(Qpn::new(number))
+    }
+}
+
+/// Allocates numbers round-robin: a number is reused only after all others.
+#[derive(Debug)]
+pub(crate) struct QpnAllocator {
+    /// The current block first.
+    cursors: VecDeque<BlockCursor>,
+    /// No other process is on the address: blocks are added as needed, not by the owner.
+    owns_address: bool,
+    seed: u64,
+}
+
+/// The allocation state of a block.
+#[derive(Debug)]
+struct BlockCursor {
+    block: Block,
+    /// Offset of the next number.
+    next: u32,
+    /// Offsets left until the next block is used.
+    left: u32,
+}
+
+impl QpnAllocator {
+    pub(crate) fn new(seed: u64) -> Self {
+        // SplitMix64's finaliser: similar seeds give very different numbers.
+        let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Self {
+            cursors: VecDeque::new(),
+            owns_address: true,
+            seed: mixed ^ mixed >> 31,
+        }
+    }
+
+    /// Adds a block; from here on the endpoint uses only given ones.
+    pub(crate) fn add_block(&mut self, block: Block) {
+        self.owns_address = false;
+        self.push_block(block);
+    }
+
+    fn push_block(&mut self, block: Block) {
+        self.cursors.push_front(BlockCursor {
+            block,
+            // A restarted process starts at other numbers, should it get the same block.
+            next: (self.seed >> 32) as u32 % Block::LEN,
+            left: Block::LEN,
+        });
+    }
+
+    /// Whether at least half of the numbers are in use, so that freed ones would be reused soon.
+    pub(crate) fn is_low(&self, used: usize) -> bool {
+        2 * used >= self.cursors.len() * Block::LEN as usize
+    }
+
+    /// Total allocatable numbers of the blocks.
+    pub(crate) fn capacity(&self) -> usize {
+        if self.owns_address {
+            return Block::COUNT * Block::LEN as usize - 3;
+        }
+        let reserved = |cursor: &BlockCursor| (0..Block::LEN).filter(|&at| cursor.block.number(at).is_none()).count();
+        let all = |cursor| Block::LEN as usize - reserved(cursor);
+        self.cursors.iter().map(all).sum()
+    }
+
+    /// Allocates the next number for which `is_free` holds; `None` when there is none.
+    pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
+        if self.owns_address && self.is_low(used) && self.cursors.len() < Block::COUNT {
+            self.push_block(Block(
+                (self.seed as usize + self.cursors.len()) as u16 % Block::COUNT as u16,
+            ));
+        }
+        // Every block once from its cursor, and the beginning of the first one again.
+        for _ in 0..=self.cursors.len() {
+            let cursor = self.cursors.front_mut()?;
+            while cursor.left > 0 {
+                let number = cursor.block.number(cursor.next);
+                cursor.next = (cursor.next + 1) % Block::LEN;
+                cursor.left -= 1;
+                if let Some(free) = number.filter(|&number| is_free(number)) {
+                    return Some(free);
+                }
+            }
+            cursor.left = Block::LEN;
+            self.cursors.rotate_left(1);
+        }
+        None
+    }
+}

@@ -1,0 +1,101 @@
+//! Back-pressure: shm links that are full, and the queue pairs that wait for them.
+
+use crate::qp::LaneId;
+
+/// The full shm links: usually none.
+#[derive(Debug, Default)]
+pub(crate) struct FullShmLinks {
+    /// Each with the slots of the queue pairs that wait for it.
+    full: Vec<(LaneId, Vec<u32>)>,
+    /// By slot: the link that it waits for.
+    waits: Vec<Option<LaneId>>,
+}
+
+impl FullShmLinks {
+    /// Grows to this number of slots.
+    pub(crate) fn grow(&mut self, slots: usize) {
+        if slots > self.waits.len() {
+            self.waits.resize(slots, None);
+        }
+    }
+
+    /// The link is full until [`ready`](Self::ready).
+    pub(crate) fn fill(&mut self, link: LaneId) {
+        if !self.contains(link) {
+            self.full.push((link, Vec::new()));
+        }
+    }
+
+    pub(crate) fn has_any(&self) -> bool {
+        !self.full.is_empty()
+    }
+
+    fn contains(&self, link: LaneId) -> bool {
+        self.full.iter().any(|(full, _)| *full == link)
+    }
+
+    /// Whether the queue pair in slot `index` must wait for `link`; registers it then.
+    pub(crate) fn blocks(&mut self, index: u32, link: Option<LaneId>) -> bool {
+        let Some((link, waiting)) = self.full.iter_mut().find(|(full, _)| Some(*full) == link) else {
+            return false;
+        };
+        if let Some(waits) = self.waits.get_mut(index as usize)
+            && *waits != Some(*link)
+        {
+            *waits = Some(*link);
+            waiting.push(index);
+        }
+        true
+    }
+
+    /// The link has free slots again: returns the slots that waited. One may hold another queue
+    /// pair by now, which then has nothing to send.
+    pub(crate) fn ready(&mut self, link: LaneId) -> Vec<u32> {
+        let Some(position) = self.full.iter().position(|(full, _)| *full == link) else {
+            return Vec::new();
+        };
+        let (_, waiting) = self.full.swap_remove(position);
+        for index in &waiting {
+            if let Some(waits) = self.waits.get_mut(*index as usize)
+                && *waits == Some(link)
+            {
+                *waits = None;
+            }
+        }
+        waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: LaneId = LaneId(1);
+    const B: LaneId = LaneId(2);
+
+    #[test]
+    fn each_qp_waits_once_for_its_link() {
+        let mut links = FullShmLinks::default();
+        links.grow(3);
+        assert!(!links.blocks(0, Some(A)));
+        links.fill(A);
+        links.fill(A);
+        assert!(links.blocks(0, Some(A)) && links.blocks(0, Some(A)) && links.blocks(2, Some(A)));
+        assert!(!links.blocks(1, Some(B)) && !links.blocks(1, None));
+        assert_eq!(links.ready(B), []);
+        assert_eq!(links.ready(A), [0, 2]);
+        assert!(!links.blocks(0, Some(A)));
+    }
+
+    #[test]
+    fn links_are_independent() {
+        let mut links = FullShmLinks::default();
+        links.grow(1);
+        links.fill(A);
+        links.fill(B);
+        assert!(links.blocks(0, Some(A)) && links.blocks(0, Some(B)));
+        assert_eq!(links.ready(A), [0]);
+        assert!(links.blocks(0, Some(B)));
+        assert_eq!(links.ready(B), [0]);
+    }
+}

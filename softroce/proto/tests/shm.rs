@@ -1,0 +1,33 @@
+//! All transport tests over a shm link, both ends on one host; and tests of what is specific to shm
+//! links.
+#![expect(
+    clippy::duplicate_mod,
+    reason = "each file of tests brings its own frame, which finds out by its path that it is here"
+)]
+
+#[path = "shm/ack_suppression.rs"]
+mod ack_suppression;
+#[path = "shm/fast_path.rs"]
+mod fast_path;
+#[path = "flow.rs"]
+mod flow;
+#[path = "operations.rs"]
+mod operations;
+#[path = "random.rs"]
+mod random;
+#[path = "recovery.rs"]
+mod recovery;
+#[path = "refusals.rs"]
+mod refusals;
+#[path = "shm/shm_only.rs"]
+mod shm_only;
+#[path = "srq.rs"]
+mod srq;
+#[path = "states.rs"]
+mod states;
+#[path = "uc.rs"]
+mod uc;
+#[path = "ud.rs"]
+mod ud;
+#[path = "windows.rs"]
+mod windows;

@@ -1,0 +1,277 @@
+//! Specific to shm links: payloads by reference that become unreadable, back-pressure, revoked
+//! references.
+
+#[path = "../util/mod.rs"]
+mod util;
+
+use doorbell_roce_proto::memory::Sge;
+use doorbell_roce_proto::qp::{LaneId, State};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport};
+use doorbell_roce_proto::work::{Payload, SendRequest, Status};
+use doorbell_roce_proto::{Datagram, EndpointConfig, Ident, LanePacket, Mtu, Psn, Qpn};
+
+use util::{
+    Pair, RECV_CQ, SEND_CQ, SHM_INLINE, Setup, pattern, read_from, send, shm_link_to, success, with_regions, write_to,
+};
+
+const TO_PEER: LaneId = LaneId(1);
+
+fn part(sge: Sge, len: usize) -> Sge {
+    Sge { len: len as u32, ..sge }
+}
+
+/// Writes the next packet of the first node; returns its payload bytes in the buffer and by
+/// reference.
+fn next(pair: &mut Pair) -> (usize, u32) {
+    let mut buf = [0; 4096 + 128];
+    let node = &mut pair.nodes[0];
+    let transmit = node
+        .endpoint
+        .poll_transmit(pair.now, &mut node.memory, &mut buf)
+        .unwrap();
+    node.memory.take_by_ref();
+    assert_eq!((transmit.lane, transmit.fleeting), (Some(TO_PEER), false));
+    (transmit.len - transmit.headers, transmit.referred)
+}
+
+#[test]
+fn long_payloads_go_by_reference() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 256);
+    for (len, expected) in [
+        (0, (0, 0)),
+        (SHM_INLINE, (SHM_INLINE, 0)),
+        (SHM_INLINE + 1, (0, SHM_INLINE as u32 + 1)),
+        (256, (0, 256)),
+    ] {
+        pair.post(0, &write_to(1, &[part(local, len)], part(remote, len)));
+        assert_eq!(next(&mut pair), expected);
+    }
+    let bytes = pattern(SHM_INLINE + 50, 3);
+    let sges = [];
+    let inline = SendRequest {
+        payload: Payload::Inline(&bytes),
+        ..write_to(2, &sges, remote)
+    };
+    pair.post(0, &inline);
+    assert_eq!(next(&mut pair), (SHM_INLINE + 50, 0));
+}
+
+#[test]
+fn packets_of_the_maximum_shm_mtu() {
+    const MTU: usize = EndpointConfig::LANE_MTU;
+    let setup = Setup {
+        mtu: Mtu::Mtu4096,
+        shm_mtu: Some(MTU),
+        window: 4,
+        ..Setup::default()
+    };
+    let len = 7 * MTU + 13;
+    let (mut pair, local, remote) = with_regions(setup, len);
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.run();
+    assert_eq!(pair.bytes(1, remote), pattern(len, 1));
+    let writes = pair.opcodes(0).len();
+    assert_eq!(writes, 8);
+    // In parts of half a window.
+    let (mut pair, local, remote) = with_regions(setup, len);
+    pair.post(0, &read_from(2, &[local], remote));
+    pair.run();
+    assert_eq!(pair.bytes(0, local), pattern(len, 2));
+    assert_eq!(pair.opcodes(0), [Opcode::RcReadRequest; 4]);
+    assert_eq!(pair.completed(0, SEND_CQ), success([2]));
+}
+
+/// An unreadable payload counts as a lost packet: no error is reported, and it is retransmitted.
+#[test]
+fn unreadable_payload_is_a_lost_packet() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 600);
+    pair.receive(1, 9, &[remote]);
+    pair.nodes[1].memory.unreadable_after = Some(1);
+    pair.post(0, &send(1, &[local]));
+    pair.run();
+    // The packet behind it was out of sequence.
+    assert_eq!(pair.counters(1).sequence_naks_sent, 1);
+    assert_eq!(pair.bytes(1, remote), pattern(600, 1));
+    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
+    assert_eq!(pair.completed(1, RECV_CQ), success([9]));
+    assert!(pair.nodes.iter().all(|node| node.events.len() <= 1));
+}
+
+#[test]
+fn unreadable_write_is_retransmitted_on_timeout() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 200);
+    pair.nodes[1].memory.unreadable_after = Some(0);
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.exchange(&mut |_, _| util::Fate::Deliver);
+    assert_eq!((pair.bytes(1, remote), pair.log.len()), (&pattern(200, 2)[..], 1));
+    pair.run();
+    assert_eq!(pair.bytes(1, remote), pattern(200, 1));
+    assert_eq!((pair.counters(0).timeouts, pair.counters(0).retransmits), (1, 1));
+    assert_eq!(pair.completed(0, SEND_CQ), success([1]));
+}
+
+#[test]
+fn unreadable_read_response_is_requested_again() {
+    for gone in 0..3 {
+        let (mut pair, local, remote) = with_regions(Setup::default(), 600);
+        pair.nodes[0].memory.unreadable_after = Some(gone);
+        pair.post(0, &read_from(1, &[local], remote));
+        pair.run();
+        assert_eq!(pair.bytes(0, local), pattern(600, 2));
+        assert_eq!(pair.completed(0, SEND_CQ), success([1]));
+        assert_eq!(pair.opcodes(0).len(), 2);
+    }
+}
+
+#[test]
+fn unreadable_unreliable_payload_is_dropped() {
+    for transport in [Transport::Uc, Transport::Ud] {
+        let setup = Setup {
+            transport,
+            mtu: Mtu::Mtu512,
+            ..Setup::default()
+        };
+        let (mut pair, local, remote) = with_regions(setup, 512);
+        let local = part(local, 400);
+        pair.receive(1, 5, &[remote]);
+        for unreadable_after in [Some(0), None] {
+            pair.nodes[1].memory.unreadable_after = unreadable_after;
+            let to = pair.destination(0);
+            match transport {
+                Transport::Ud => pair.post_datagram(0, &send(1, &[local]), &to),
+                _ => pair.post(0, &send(1, &[local])),
+            }
+            pair.run();
+        }
+        assert_eq!(pair.completed(0, SEND_CQ), success([1, 1]));
+        assert_eq!(pair.completed(1, RECV_CQ), success([5]));
+        assert_eq!(pair.counters(1).dropped_messages, 1);
+    }
+}
+
+#[test]
+fn full_link_blocks_only_its_own_qps() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+    pair.connect_second();
+    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.post(0, &write_to(1, &[local], remote));
+    pair.swap();
+    pair.post(0, &write_to(2, &[local], remote));
+    assert!(pair.transmit_one(0).is_none());
+    pair.nodes[0].endpoint.lane_ready(LaneId(7));
+    assert!(pair.transmit_one(0).is_none());
+    // The other direction is another link.
+    pair.post(1, &write_to(3, &[remote], local));
+    assert!(pair.transmit_one(1).is_some());
+    pair.nodes[0].endpoint.lane_ready(TO_PEER);
+    pair.run();
+    let mut completed = pair.completed(0, SEND_CQ);
+    completed.sort_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(completed, success([1, 2]));
+}
+
+#[test]
+fn datagrams_wait_for_their_link_in_order() {
+    let setup = Setup {
+        transport: Transport::Ud,
+        ..Setup::default()
+    };
+    let (mut pair, local, remote) = with_regions(setup, 128);
+    pair.receive(1, 5, &[remote]);
+    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    let to = pair.destination(0);
+    let mut elsewhere = to;
+    elsewhere.path.lane = Some(LaneId(9));
+    pair.post_datagram(0, &send(1, &[part(local, 8)]), &elsewhere);
+    pair.post_datagram(0, &send(2, &[part(local, 8)]), &to);
+    let mut buf = [0; 4096 + 128];
+    let node = &mut pair.nodes[0];
+    let mut poll = || {
+        let transmit = node.endpoint.poll_transmit(pair.now, &mut node.memory, &mut buf);
+        transmit.map(|transmit| (transmit.lane, transmit.fleeting))
+    };
+    assert_eq!(poll(), Some((Some(LaneId(9)), true)));
+    assert_eq!(poll(), None);
+    node.endpoint.lane_ready(TO_PEER);
+    pair.run();
+    assert_eq!(pair.completed(0, SEND_CQ), success([1, 2]));
+    assert_eq!(pair.completed(1, RECV_CQ), success([5]));
+}
+
+/// A stalled peer: the ACK timer runs even if the link is too full to retransmit.
+#[test]
+fn full_link_runs_into_the_retry_limit() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+    pair.post(0, &write_to(1, &[local], remote));
+    assert!(pair.transmit_one(0).is_some());
+    pair.nodes[0].endpoint.lane_full(TO_PEER);
+    pair.run();
+    assert_eq!(pair.completed(0, SEND_CQ), [(1, Status::RetryExceeded)]);
+    assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), Some(pair.nodes[0].qpn));
+}
+
+#[test]
+fn err_reset_and_destroy_revoke_references() {
+    for to in [State::Err, State::Reset] {
+        let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+        pair.post(0, &write_to(1, &[local], remote));
+        assert!(pair.transmit_one(0).is_some());
+        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), None);
+        pair.enter(0, to);
+        let qpn = pair.nodes[0].qpn;
+        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), Some(qpn));
+        assert_eq!(pair.nodes[0].endpoint.poll_withdrawn(), None);
+        assert!(pair.nodes[1].endpoint.destroy_qp(pair.nodes[1].qpn));
+        assert_eq!(pair.nodes[1].endpoint.poll_withdrawn(), Some(pair.nodes[1].qpn));
+    }
+}
+
+/// Packets of a connection are accepted from the peer's link only, and not as datagrams.
+#[test]
+fn packets_from_another_link_are_refused() {
+    let (mut pair, _, remote) = with_regions(Setup::default(), 64);
+    let node = &mut pair.nodes[1];
+    let bth = Bth::new(Opcode::RcSendOnly, node.qpn, Psn::new(pair.setup.psns[0]));
+    let mut headers = [0; 64];
+    let end = wire::write_headers(&mut headers, &bth, &Extension::Bare).unwrap();
+    let address = node.address;
+    fn packet(address: std::net::IpAddr, link: LaneId, headers: &[u8]) -> LanePacket<'_> {
+        let len = 0;
+        LanePacket {
+            lane: link,
+            address,
+            headers,
+            len,
+        }
+    }
+    let memory = &mut node.memory;
+    node.endpoint
+        .handle_lane(|| pair.now, &packet(address, LaneId(5), &headers[..end]), memory);
+    assert_eq!(node.endpoint.counters().wrong_peer, 1);
+    let mut datagram = [0; 16];
+    wire::write(&mut datagram, &bth, &Extension::Bare, 0).unwrap();
+    let datagram = Datagram {
+        src: node.address,
+        dst: node.address,
+        src_port: 4791,
+        dst_port: 4791,
+        ident: Ident::Known(0),
+        payload: &datagram,
+    };
+    node.endpoint.handle_datagram(pair.now, &datagram, memory);
+    assert_eq!(node.endpoint.counters().wrong_peer, 2);
+    let link = shm_link_to(0).unwrap();
+    // Any other length is malformed, and so is a payload where there can be none.
+    for end in (0..64).filter(|wrong| *wrong != end) {
+        node.endpoint
+            .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
+    }
+    assert_eq!(node.endpoint.counters().malformed, 63);
+    let unknown_qp = Bth::new(Opcode::RcSendOnly, Qpn::new(4), Psn::new(0));
+    wire::write_headers(&mut headers, &unknown_qp, &Extension::Bare).unwrap();
+    node.endpoint
+        .handle_lane(|| pair.now, &packet(address, link, &headers[..end]), memory);
+    assert_eq!(node.endpoint.counters().no_qp, 1);
+    assert_eq!(pair.bytes(1, remote), pattern(64, 2));
+    assert!(pair.nodes[1].completions.is_empty() && pair.log.is_empty());
+}
