@@ -1,4 +1,4 @@
-//! The charts of docs/PERFORMANCE.md: simulated times by algorithm.
+//! The charts of docs/RESULTS.md: simulated times by algorithm.
 //!
 //! The committed files are the simulator's output; after a change, DOORBELL_WRITE_CHARTS=1 writes
 //! them anew.

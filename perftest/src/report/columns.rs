@@ -1,6 +1,6 @@
 //! The columns of the tables: head, value and meaning.
 //!
-//! The table, `--help` and docs/PERFORMANCE.md are all generated from this list; a test compares
+//! The table, `--help` and docs/METRICS.md are all generated from this list; a test compares
 //! the last.
 
 use super::{BandwidthRow, LatencyRow};
