@@ -1,7 +1,7 @@
 //! The reduction of two sources beside a copy of as many bytes, in a cache and from memory:
 //! `cargo bench -p doorbell-collectives --bench reduce`.
 //!
-//! Throughput counts bytes read and written, once each. docs/PERFORMANCE.md has results.
+//! Throughput counts bytes read and written, once each. docs/RESULTS.md has results.
 
 use core::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! The charts of docs/PERFORMANCE.md: simulated times by algorithm.
+//! The charts of docs/RESULTS.md: simulated times by algorithm.
 //!
 //! The committed files are the simulator's output; after a change, DOORBELL_WRITE_CHARTS=1 writes
 //! them anew.
@@ -72,7 +72,7 @@ fn the_crossover_chart_matches_the_simulator() {
         text.push('\n');
     }
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    let performance = docs.join("PERFORMANCE.md");
+    let performance = docs.join("RESULTS.md");
     let drawing = docs.join("crossover.svg");
     let svg = chart(&panels);
     if std::env::var_os("DOORBELL_WRITE_CHARTS").is_some() {
@@ -86,7 +86,7 @@ fn the_crossover_chart_matches_the_simulator() {
     let page = std::fs::read_to_string(performance).unwrap();
     assert!(
         page.contains(&text),
-        "docs/PERFORMANCE.md has another table than this:\n{text}"
+        "docs/RESULTS.md has another table than this:\n{text}"
     );
     assert!(
         best.iter()

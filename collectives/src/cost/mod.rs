@@ -229,7 +229,7 @@ impl Link {
     }
 
     /// The soft device between processes of one host, unmeasured: orders of magnitude of the
-    /// reference machine (docs/PERFORMANCE.md).
+    /// reference machine (docs/RESULTS.md).
     #[must_use]
     pub fn soft_local() -> Self {
         let simple = MessageCost::simple(1000.0, 250.0, 350.0, 0.04);

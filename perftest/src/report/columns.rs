@@ -1,6 +1,6 @@
 //! The columns of the tables: head, value and meaning.
 //!
-//! The table, `--help` and docs/PERFORMANCE.md are all generated from this list; a test compares
+//! The table, `--help` and docs/METRICS.md are all generated from this list; a test compares
 //! the last.
 
 use super::{BandwidthRow, LatencyRow};
@@ -311,7 +311,7 @@ mod tests {
     use super::super::row::tests as rows;
     use super::*;
 
-    /// The same list as a table of docs/PERFORMANCE.md.
+    /// The same list as a table of docs/METRICS.md.
     fn documented() -> String {
         fn of<R>(columns: &[Column<R>]) -> String {
             let line = |column: &Column<R>| {
@@ -340,12 +340,12 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_same_list() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/PERFORMANCE.md");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/METRICS.md");
         let docs = std::fs::read_to_string(file).unwrap();
         let wanted = documented();
         assert!(
             docs.contains(&wanted),
-            "docs/PERFORMANCE.md, \"What each column means\", has to say:\n\n{wanted}"
+            "docs/METRICS.md, \"What each column means\", has to say:\n\n{wanted}"
         );
     }
 

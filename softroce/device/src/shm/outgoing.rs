@@ -521,7 +521,7 @@ impl OutgoingRing {
             Some(CopyMode::Ring) => false,
             Some(CopyMode::Shared | CopyMode::Vm) => self.connection.is_none() || self.sender.peer_reads_memory(),
             // Two copies at memory speed, at both ends at once, take a third of the time of one
-            // process_vm_readv(2) (docs/PERFORMANCE.md).
+            // process_vm_readv(2) (docs/LOG.md).
             None => self.connection.is_none(),
         };
         if by_address {
