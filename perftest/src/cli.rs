@@ -73,7 +73,7 @@ pub(crate) enum Command {
     /// Measure bandwidth or latency over sizes, queue pairs, depths and inline sizes
     #[command(after_help = crate::sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
-    /// Make charts of results: a page to look at, SVG or PNG
+    /// Make charts of results: a page for a browser, or SVG
     #[command(after_help = crate::html::EXAMPLES)]
     Report(ReportArgs),
     /// Show what changed between two results, and whether it is more than noise

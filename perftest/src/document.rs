@@ -84,6 +84,7 @@ pub(crate) struct Row {
 }
 
 /// A result.
+// fields: the fields of the published result schema.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Document {
     /// The file's name, without its folder.

@@ -299,9 +299,9 @@ fn a_client_without_a_server_fails() {
         .end()
         .failed(1, &["127.0.0.1", &port.to_string()]);
     tools
-        .start(&format!("ib_send_lat -p {port} nobody.invalid"))
+        .start(&format!("ib_send_lat -p {port} unknown.invalid"))
         .end()
-        .failed(1, &["nobody.invalid"]);
+        .failed(1, &["unknown.invalid"]);
 }
 
 #[test]

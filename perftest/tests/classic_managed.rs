@@ -84,7 +84,7 @@ fn without_a_server_the_connection_manager_fails() {
     let client = tools.start(&format!("ib_send_lat -R -p {port} {MANAGED}"));
     client
         .end()
-        .failed(1, &["cannot reach the server", "nobody listens there"]);
+        .failed(1, &["cannot reach the server", "no program listens there"]);
 }
 
 #[test]

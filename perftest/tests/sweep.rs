@@ -192,7 +192,7 @@ fn an_interrupted_sweep_keeps_its_results() {
     .expect("the binary runs");
     let mut lines = BufReader::new(sweep.0.stderr.take().expect("a pipe")).lines();
     let line = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("doorbell: 2/42:")));
-    assert!(line.is_some(), "it tells how far it is");
+    assert!(line.is_some(), "it reports its progress");
     kill(
         Pid::from_raw(i32::try_from(sweep.0.id()).expect("an id")),
         Signal::SIGINT,

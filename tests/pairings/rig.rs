@@ -216,13 +216,13 @@ impl Rig {
         self.runs += 1;
         fs::create_dir(&folder)?;
         let serving = self.end(case, environment, pairing.server, true, port)?;
-        let mut asking = self.end(case, environment, pairing.client, false, port)?;
+        let mut client_end = self.end(case, environment, pairing.client, false, port)?;
         let host = match environment {
             Environment::Host | Environment::Udp => "127.0.0.1",
             Environment::Managed => MANAGED,
             Environment::Rxe | Environment::Wire => "10.9.0.1",
         };
-        asking.words.push(host.to_owned());
+        client_end.words.push(host.to_owned());
         let mut server = Process::start(&serving.words, &serving.variables, &folder, "server")?;
         let is_up = match environment {
             Environment::Managed => server.wait_idle(deadline)?,
@@ -233,7 +233,7 @@ impl Rig {
         if !is_up {
             bail!("the server does not listen: {}", last_line(&server.output()));
         }
-        let mut client = Process::start(&asking.words, &asking.variables, &folder, "client")?;
+        let mut client = Process::start(&client_end.words, &client_end.variables, &folder, "client")?;
         for (who, process) in [("client", &mut client), ("server", &mut server)] {
             match process.wait(deadline)? {
                 Some(0) => {}

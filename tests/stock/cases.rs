@@ -108,7 +108,7 @@ pub(crate) const HOST: &[Grid] = &[
     },
     Grid {
         title: "perftest by the connection manager",
-        about: "`-R` connects the queue pairs, `-z` only tells the other end of them.",
+        about: "`-R` connects the queue pairs, `-z` only exchanges their addresses.",
         tools: PERFTEST,
         environment: Environment::Managed,
         lines: &["-R", "-R -q 4", "-R -c UD -n 500", "-R -e", "-z"],

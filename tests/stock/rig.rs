@@ -256,8 +256,8 @@ impl Pair<'_> {
         if !ready {
             return failure(self.tool, "the server", &mut serving);
         }
-        let mut asking = Process::start(&self.client, &variables, folder, "client")?;
-        for (who, process) in [("the client", &mut asking), ("the server", &mut serving)] {
+        let mut client = Process::start(&self.client, &variables, folder, "client")?;
+        for (who, process) in [("the client", &mut client), ("the server", &mut serving)] {
             if process.wait(deadline)? != Some(0) {
                 return failure(self.tool, who, process);
             }
@@ -265,7 +265,7 @@ impl Pair<'_> {
         if let Some(left) = leftover(folder)? {
             return Ok(Outcome::Fails(format!("{left} is left behind")));
         }
-        Ok(complaint(&serving.output(), &asking.output()).map_or(Outcome::Runs, Outcome::Fails))
+        Ok(complaint(&serving.output(), &client.output()).map_or(Outcome::Runs, Outcome::Fails))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Errors outside the data path: one enum per area, each message naming the verb, the object and
 //! what to do.
 //!
-//! The data path has its own: [`PostError`](crate::PostError) when posting, [`CompletionError`](crate::CompletionError)
-//! in a completion.
+//! The data path has its own: [`PostError`](crate::PostError) when posting,
+//! [`CompletionError`](crate::CompletionError) in a completion.
 
 mod advice;
 

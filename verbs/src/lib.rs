@@ -64,9 +64,9 @@
 //! # Datagrams
 //!
 //! A queue pair made by [`ud`](QueuePairBuilder::ud) has no peer: each message names its
-//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source. [`UnreliableConnection`] and
-//! [`UnreliableDatagram`], like [`ReliableConnection`], are type parameters of queue pairs; operations that a transport does not
-//! have do not compile.
+//! destination by an [`AddressHandle`], and a [`Datagram`] received names its source.
+//! [`UnreliableConnection`] and [`UnreliableDatagram`], like [`ReliableConnection`], are type
+//! parameters of queue pairs; operations that a transport does not have do not compile.
 //!
 //! ```no_run
 //! # use doorbell_verbs::{Buffer, CompletionQueue, GRH_BYTES, Local, ProtectionDomain};
@@ -86,10 +86,10 @@
 //!
 //! # Taking completions
 //!
-//! [`Completions::try_for_each`] is the fastest path, and a [`BufferPool`] the cheapest free list for
-//! returned buffers; neither allocates. A `for` loop works as well, a little slower. Devices with
-//! extended completion queues ([`Context::extended_completion_queue`]) time-stamp completions; code
-//! for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
+//! [`Completions::try_for_each`] is the fastest path, and a [`BufferPool`] the cheapest free list
+//! for returned buffers; neither allocates. A `for` loop works as well, a little slower. Devices
+//! with extended completion queues ([`Context::extended_completion_queue`]) time-stamp completions;
+//! code for `CompletionQueue<Q>` with `Q: CqKind` serves both kinds, and
 //! [`Context::best_completion_queue`] creates the better one that a device has.
 //!
 //! ```no_run

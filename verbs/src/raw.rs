@@ -35,7 +35,8 @@
 //! that
 //!
 //! - the pointer is live, was created through the library, and on the device or in the domain, that
-//!   is given with it, and is of the type's kind: a [`UnreliableDatagram`](crate::UnreliableDatagram) is a UD queue pair;
+//!   is given with it, and is of the type's kind: a
+//!   [`UnreliableDatagram`](crate::UnreliableDatagram) is a UD queue pair;
 //! - nothing is in flight: no request is posted, no completion waits, no event is unacknowledged;
 //! - nothing else posts to it, polls it, changes its state or destroys it from here on, nor makes
 //!   another object here from it, until this one is dropped;

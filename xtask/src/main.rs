@@ -67,8 +67,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
 
 /// The workspace's root.
 fn workspace() -> PathBuf {
-    // Cargo tells where the package is that it runs; the path known at compile time serves a copied
-    // binary.
+    // Cargo sets the variable; a copied binary falls back to the path of its build.
     let package =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)

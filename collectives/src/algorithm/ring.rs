@@ -58,8 +58,8 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
 /// The blocks go around once: in turn t the rank sends block `block(t)` and adds its own
 /// contribution to `block(t + 1)`; the last of them is then complete, and goes into `last`.
 ///
-/// Partial results of turn t are block t of [`PlanMemory::Partial`], so no block is written that may
-/// still be in flight.
+/// Partial results of turn t are block t of [`PlanMemory::Partial`], so no block is written that
+/// may still be in flight.
 fn reduce_around<'a>(
     members: &'a Members,
     v: u32,

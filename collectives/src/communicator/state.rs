@@ -39,6 +39,7 @@ pub(super) enum Stall {
     Investigated,
 }
 
+// fields: one rank's part of a group: engine, mesh, choices and buffers share one lock.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) tuner: Tuner,

@@ -125,6 +125,7 @@ pub(super) const STAGING_BYTES: usize = mailbox::EAGER_RING - mailbox::LINE_RING
 const EAGER: usize = 2;
 const LENGTHS: usize = 3;
 
+// fields: one connection: the queue pair, the mailboxes of both ends, and the credits between them.
 pub(super) struct Link {
     pub(super) peer: Rank,
     qp: QueuePair<ReliableConnection>,

@@ -113,6 +113,7 @@ impl Default for Config {
 /// Any connection error fails the engine and all its operations; queue pairs with requests in
 /// flight are destroyed, so that nothing accesses the operations' memory any more. Dropping the
 /// engine does the same; [`close`](Self::close) waits for the other ranks before.
+// fields: one rank: resources, links, operations in flight, and the caches of programs.
 pub struct Engine {
     // Dropped before the memory that they point into.
     links: Vec<Vec<Option<Link>>>,

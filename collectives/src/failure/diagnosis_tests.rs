@@ -320,8 +320,8 @@ fn of_a_single_failed_queue_pair_the_unreachable_end_is_cut_off() {
                 rank: Rank(rank),
                 peer: Rank(peer),
             };
-            // Reachability between ranks, whether the engine at which the link failed could try its own,
-            // and what is to come of it.
+            // Reachability between ranks, whether the engine at which the link failed could try its
+            // own, and what is to come of it.
             let cases: [(Reaches<'_>, bool, Cause); 7] = [
                 (&|from, to| ![from, to].contains(&peer), true, cut_off(peer)),
                 (&|from, to| ![from, to].contains(&rank), true, cut_off(rank)),

@@ -156,7 +156,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Looks up or lowers the operation's plan, and makes it the most recent.
+    /// Returns the operation's program from the cache, or lowers its plan, and marks it most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let key = PlanKey {
             collective: operation.collective,

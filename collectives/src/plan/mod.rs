@@ -4,9 +4,9 @@
 //! and defines which of them each rank has at the start and must have at the end. The executor maps
 //! blocks to elements, so one proof of a plan holds for every count, including ragged ones.
 //!
-//! A rank has four memories of blocks ([`PlanMemory`]): input, output, scratch and partial results. A
-//! [`Span`] is a range of blocks of one of them. A [`Step`] of a [`Program`] works on spans. A rank
-//! runs the steps of one *strand* (plan thread; in NCCL terms the work of one thread block) in
+//! A rank has four memories of blocks ([`PlanMemory`]): input, output, scratch and partial results.
+//! A [`Span`] is a range of blocks of one of them. A [`Step`] of a [`Program`] works on spans. A
+//! rank runs the steps of one *strand* (plan thread; in NCCL terms the work of one thread block) in
 //! order: a `Send` completes when the message is in flight, a `Recv` when the data has arrived.
 //! Strands of a plan run concurrently, have message queues of their own, and share no block that
 //! any of them writes. Messages of one strand between two ranks are ordered.

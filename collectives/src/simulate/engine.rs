@@ -67,6 +67,7 @@ struct Grants {
     ungranted: VecDeque<UngrantedMessage>,
 }
 
+// fields: the state of one plan thread in virtual time.
 struct Thread<'a> {
     rank: u32,
     strand: u32,
@@ -96,6 +97,7 @@ struct Arrivals {
     more: VecDeque<Arrival>,
 }
 
+// fields: the whole simulated group: plan, costs, resources, events and results.
 struct Simulation<'a> {
     schedule: &'a dyn Schedule,
     fabric: &'a Fabric,

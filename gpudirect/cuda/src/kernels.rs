@@ -1,8 +1,9 @@
-//! The PTX of the kernels in `kernels/*.cu`: one archive of zlib streams, which is part of this crate.
+//! The PTX of the kernels in `kernels/*.cu`: one archive of zlib streams, which is part of this
+//! crate.
 //!
-//! `cargo xtask kernels` writes the archive `kernels/ptx.bin` and its manifest `kernels/manifest.txt`
-//! (hash of the sources, compiler, architectures). The archive is a sequence of members, each a
-//! header line `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
+//! `cargo xtask kernels` writes the archive `kernels/ptx.bin` and its manifest
+//! `kernels/manifest.txt` (hash of the sources, compiler, architectures). The archive is a sequence
+//! of members, each a header line `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
 
 use std::sync::OnceLock;
 

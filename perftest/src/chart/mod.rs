@@ -1,7 +1,10 @@
 //! Charts as values, and as SVG and PNG.
 //!
-//! `pick` makes charts of results, `spread` those of how latencies are spread, `scale` says where values lie, `svg` draws and `png` makes pixels of what it drew. We draw ourselves because of what a chart has to carry: every point
-//! keeps the number it stands for, to the digit, with the file and row it came from, so that a program can read a chart back; and colours and sizes that a page's style can change.
+//! `pick` makes charts of results, `spread` those of how latencies are spread, `scale` says where
+//! values lie, `svg` draws and `png` makes pixels of what it drew. We draw ourselves because of
+//! what a chart has to carry: every point keeps the number it stands for, to the digit, with the
+//! file and row it came from, so that a program can read a chart back; and colours and sizes that a
+//! page's style can change.
 
 mod pick;
 #[cfg(feature = "png")]

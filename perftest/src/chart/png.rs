@@ -1,4 +1,5 @@
-//! A chart as PNG: what `svg` drew, in pixels, with a font that is part of this program, as a server may have none.
+//! A chart as PNG: what `svg` drew, in pixels, with a font that is part of this program, as a
+//! server may have none.
 
 use std::sync::Arc;
 

@@ -63,7 +63,8 @@ pub(crate) struct Layout {
     marker: f64,
     /// Whether title, device and version are drawn, where the page does not have them.
     alone: bool,
-    /// Whether it brings a style sheet along, by which it has a dark side; what makes pixels of it has no use for one.
+    /// Whether it brings a style sheet along, by which it has a dark side; what makes pixels of it
+    /// has no use for one.
     styled: bool,
 }
 

@@ -49,8 +49,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr_size: usize,
 ) -> c_int {
     // SAFETY: live by contract, or null.
-    let asks_more = unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0);
-    if asks_more || attr_size < offset_of!(ibv_device_attr_ex, odp_caps) {
+    let extended_input = unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0);
+    if extended_input || attr_size < offset_of!(ibv_device_attr_ex, odp_caps) {
         return libc::EINVAL;
     }
     // SAFETY: all-zero is a valid ibv_device_attr_ex: integers only. What a soft device lacks stays

@@ -396,7 +396,8 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// Back-pressure: queue pairs on this shm link wait until [`shm_link_ready`](Self::shm_link_ready).
+    /// Back-pressure: queue pairs on this shm link wait until
+    /// [`shm_link_ready`](Self::shm_link_ready).
     pub fn shm_link_full(&mut self, link: ShmLinkId) {
         self.full_shm_links.fill(link);
     }

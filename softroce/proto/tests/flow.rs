@@ -38,7 +38,7 @@ fn window_is_kept_and_its_last_packet_requests_an_ack() {
 }
 
 #[test]
-fn an_acknowledgement_is_asked_for_every_64_packets() {
+fn an_ack_is_requested_every_64_packets() {
     let (mut pair, local, remote) = with_regions(
         Setup {
             window: 1000,

@@ -71,8 +71,8 @@ pub trait Cursor<Q: PollBackend> {
     ///
     /// # Safety
     /// `advance` has just returned buffers. The completion is not used after the next call of
-    /// `advance` or after the cursor is dropped; that of a [`ClassicCq`] queue, and the request, not
-    /// after the poller's borrow ends.
+    /// `advance` or after the cursor is dropped; that of a [`ClassicCq`] queue, and the request,
+    /// not after the poller's borrow ends.
     unsafe fn retire<'a>(&mut self) -> (Q::Entry<'a>, Retired<'a>);
 
     /// Moves to the next request. False when there are no more.

@@ -301,8 +301,8 @@ impl<'d, T: Connected, B: Backend> Batch<'_, 'd, T, B> {
         self.stage(op::RdmaWrite::new(remote), remote.len(), SgeList::new(buffers))
     }
 
-    /// WRITEs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), to the beginning of
-    /// `remote`.
+    /// WRITEs `bytes`, at most [`max_inline_data`](crate::QueuePair::max_inline_data), to the
+    /// beginning of `remote`.
     #[inline(always)]
     #[doc(alias("IBV_WR_RDMA_WRITE", "IBV_SEND_INLINE", "ibv_wr_set_inline_data"))]
     pub fn write_inline(
@@ -448,7 +448,8 @@ impl<'b, O: Operation, P: Payload, B: Backend> WorkRequest<'b, O, P, B> {
         self.add(sys::IBV_SEND_SIGNALED)
     }
 
-    /// As [`signaled`](WorkRequest::signaled) if `signal`: for selective signaling, one request in N.
+    /// As [`signaled`](WorkRequest::signaled) if `signal`: for selective signaling, one request in
+    /// N.
     #[inline(always)]
     #[doc(alias("IBV_SEND_SIGNALED", "cq_mod"))]
     pub fn signaled_if(self, signal: bool) -> Self {

@@ -252,8 +252,8 @@ impl<'a, B: Backend> QueuePairBuilder<'a, B> {
         self
     }
 
-    /// The retry count: retransmissions before [`RetryExceeded`](crate::CompletionStatus::RetryExceeded), at
-    /// most 7 (default 7).
+    /// The retry count: retransmissions before
+    /// [`RetryExceeded`](crate::CompletionStatus::RetryExceeded), at most 7 (default 7).
     #[doc(alias("retry_cnt", "IBV_QP_RETRY_CNT"))]
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.settings.retry_count = retries;

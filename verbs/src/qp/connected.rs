@@ -54,7 +54,8 @@ impl UdLimits {
 /// signaled completion. The library signals at least one request per half queue, so that the send
 /// queue never stalls full of unsignaled requests.
 ///
-/// Its [`Transport`] decides which operations it has: [`ReliableConnection`] all, [`UnreliableConnection`](crate::UnreliableConnection) SEND and WRITE,
+/// Its [`Transport`] decides which operations it has: [`ReliableConnection`] all,
+/// [`UnreliableConnection`](crate::UnreliableConnection) SEND and WRITE,
 /// [`UnreliableDatagram`](crate::UnreliableDatagram) SEND to any number of peers.
 ///
 /// Dropping it moves it to ERR and destroys it; the buffers in flight are dropped when its

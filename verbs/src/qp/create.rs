@@ -1,4 +1,5 @@
-//! Creating a queue pair from its builder, or adopting one, and moving it to INIT, or with UD to RTS.
+//! Creating a queue pair from its builder, or adopting one, and moving it to INIT, or with UD to
+//! RTS.
 
 use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;

@@ -134,7 +134,7 @@ pub struct UdEndpoint {
     pub mtu: Mtu,
 }
 
-/// Set in the second byte of a serialised [`UdEndpoint`], to tell the kinds apart.
+/// Set in the second byte of a serialised [`UdEndpoint`], to distinguish the kinds.
 const DATAGRAM: u8 = 0x80;
 
 impl UdEndpoint {

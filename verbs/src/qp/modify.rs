@@ -80,8 +80,8 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
             .transition((from, QpState::Rts), zeroed_attr(), 0, |_| self.object.draining_note())
     }
 
-    /// Moves it to ERR: all requests in flight complete, as [`Flushed`](crate::CompletionStatus::Flushed)
-    /// unless they were already done.
+    /// Moves it to ERR: all requests in flight complete, as
+    /// [`Flushed`](crate::CompletionStatus::Flushed) unless they were already done.
     ///
     /// # Errors
     /// When the device refuses.

@@ -45,16 +45,19 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// The transport service of a queue pair, as a type: [`ReliableConnection`], [`UnreliableConnection`] or [`UnreliableDatagram`].
+/// The transport service of a queue pair, as a type: [`ReliableConnection`],
+/// [`UnreliableConnection`] or [`UnreliableDatagram`].
 pub trait Transport: sealed::Service {}
 
-/// Transports with one peer, to which all requests go: [`ReliableConnection`] and [`UnreliableConnection`].
+/// Transports with one peer, to which all requests go: [`ReliableConnection`] and
+/// [`UnreliableConnection`].
 pub trait Connected: Transport + sealed::Service<Link = Link> {}
 
 /// Transports with acknowledgements, hence READ and atomics: [`ReliableConnection`].
 pub trait Reliable: Connected {}
 
-/// Transports without a connection, where each request names its destination: [`UnreliableDatagram`].
+/// Transports without a connection, where each request names its destination:
+/// [`UnreliableDatagram`].
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
 /// Queue pairs with a receive queue of their own: all but those of [`WithSrq`].
@@ -101,8 +104,8 @@ impl Link {
 }
 
 /// The bytes before every datagram received: its global route header (GRH), or space for one (IBTA
-/// vol 1, 11.4.1.2). A receive of a [`UnreliableDatagram`] queue pair needs as many more than the longest message,
-/// and the message begins after them.
+/// vol 1, 11.4.1.2). A receive of a [`UnreliableDatagram`] queue pair needs as many more than the
+/// longest message, and the message begins after them.
 #[doc(alias = "ibv_grh")]
 pub const GRH_BYTES: usize = 40;
 

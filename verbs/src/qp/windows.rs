@@ -42,7 +42,8 @@ impl<T: Connected, B: Backend> QueuePair<T, B> {
     /// Its completion [returns the window](crate::Completion::take_window).
     ///
     /// # Errors
-    /// As for [`post`](Self::post); the error [returns it](crate::RejectedBatch::take_bound_window).
+    /// As for [`post`](Self::post); the error [returns
+    /// it](crate::RejectedBatch::take_bound_window).
     #[doc(alias = "IBV_WR_LOCAL_INV")]
     pub fn invalidate<K: KeyAccess>(&mut self, window: BoundWindow<K>) -> Result<(), PostError> {
         self.post(|batch| {

@@ -203,7 +203,8 @@ impl SrqInner {
 /// A shared receive queue, from which queue pairs on it consume their receives:
 /// [`receive`](Self::receive) posts for all of them. Created by
 /// [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue); queue
-/// pairs on it by [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue).
+/// pairs on it by
+/// [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue).
 ///
 /// It is not `Clone`: a queue has one poster. Other threads create queue pairs on it by its
 /// [`handle`](Self::handle).
@@ -399,8 +400,8 @@ impl SharedReceiveQueue {
         self.handle.clone()
     }
 
-    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached) is
-    /// raised once when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
+    /// Arms the SRQ limit: the event [`LimitReached`](crate::SharedReceiveQueueEvent::LimitReached)
+    /// is raised once when fewer than `limit` receives are left (ibv_modify_srq(3), IBTA vol 1,
     /// 10.2.9.5). 0 disarms. With fewer left already, some devices raise it at once, others with
     /// the next receive that is consumed.
     ///

@@ -170,8 +170,8 @@ impl<'a, Q: CqKind> Completion<'a, Q> {
         self.position
     }
 
-    /// The datagram received, if this is a receive of a [`UnreliableDatagram`](crate::UnreliableDatagram) queue pair that
-    /// succeeded.
+    /// The datagram received, if this is a receive of a
+    /// [`UnreliableDatagram`](crate::UnreliableDatagram) queue pair that succeeded.
     #[inline]
     #[must_use]
     #[doc(alias = "src_qp")]

@@ -90,7 +90,7 @@ mod tests {
         assert!(complaint(true, "fn main() {}\n").is_some());
         assert!(complaint(true, "// #![forbid(unsafe_code)]\nfn main() {}\n").is_some());
         assert_eq!(
-            complaint(false, "// Not unsafe.\nfn f() { let unsafe_looking = 1; }\n"),
+            complaint(false, "// Not unsafe.\nfn f() { let unsafe_prefix = 1; }\n"),
             None
         );
         assert!(complaint(false, "fn f() { unsafe { g() } }\n").is_some());

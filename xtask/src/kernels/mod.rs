@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_difference_is_told() {
+    fn the_first_difference_is_reported() {
         assert!(difference("p", "a\nb\n", "a\nb\n").is_none());
         assert_eq!(
             difference("p", "a\nb\n", "a\nc\n").unwrap(),

@@ -6,7 +6,7 @@ use std::fs;
 
 use crate::workspace;
 
-/// A file, with what the rules ask of it.
+/// A file and its tokens.
 pub(super) struct Source {
     /// Relative to the workspace.
     pub(super) path: String,

@@ -42,6 +42,10 @@ pub(super) fn check(source: &Source, retired: &Retired) -> Vec<Finding> {
     let mut findings = Vec::new();
     for token in &source.tokens {
         let text = source.text(*token);
+        // A literal of one word is a key or a name of an interface.
+        if token.kind == Kind::Literal && !text.contains(' ') {
+            continue;
+        }
         let words: Vec<_> = match token.kind {
             Kind::Ident => segments(text).map(|word| (0, word)).collect(),
             Kind::Comment | Kind::Literal => {

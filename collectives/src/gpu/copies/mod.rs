@@ -166,7 +166,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Looks up or builds the operation's script, and makes it the most recent.
+    /// Returns the operation's script from the cache, or builds it, and marks it most recent.
     fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let areas = self.peers.areas();
         let key = ScriptKey {

@@ -82,8 +82,8 @@ impl CopyMode {
     pub const ALL: [Self; 3] = [Self::Shared, Self::Vm, Self::Ring];
 }
 
-/// Bits of a [`ShmLinkId`] for the member's slot; the rest are its generation, so that packets for a
-/// dead member never reach the next one in its slot.
+/// Bits of a [`ShmLinkId`] for the member's slot; the rest are its generation, so that packets for
+/// a dead member never reach the next one in its slot.
 const SLOT_BITS: u32 = 10;
 
 /// The engine's identifier for the link to a member.

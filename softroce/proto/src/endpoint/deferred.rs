@@ -12,7 +12,8 @@ impl Endpoint {
     }
 
     /// The deferred copies of a queue pair have finished
-    /// ([`has_pending_copies`](crate::memory::Memory::has_pending_copies)): it may have packets to send.
+    /// ([`has_pending_copies`](crate::memory::Memory::has_pending_copies)): it may have packets to
+    /// send.
     pub fn handle_copies_complete(&mut self, qpn: Qpn) {
         if let Some(index) = self.qps.find(qpn) {
             self.reschedule(index);

@@ -95,7 +95,7 @@ impl Id {
         ok(unsafe { rdma_create_qp(self.0, ptr::null_mut(), &mut init) });
         assert!(
             init.cap.max_inline_data >= 16,
-            "what programs post inline without asking"
+            "what programs post inline without a query"
         );
     }
 

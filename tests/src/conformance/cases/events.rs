@@ -57,7 +57,7 @@ pub(super) fn cases() -> Vec<Case> {
             drain_idle,
         ),
         case(
-            "drain/no-event-unless-asked",
+            "drain/no-event-unless-requested",
             "11.2.5.2",
             "without EN_SQD_ASYNC_NOTIFY there is no event",
             drain_silent,

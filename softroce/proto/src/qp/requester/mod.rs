@@ -267,8 +267,8 @@ impl Requester {
         self.timer = Timer::Idle;
     }
 
-    /// Completes the oldest request. Selective signaling: success is reported only if signaled (IBTA
-    /// vol 1, 10.7.3.1).
+    /// Completes the oldest request. Selective signaling: success is reported only if signaled
+    /// (IBTA vol 1, 10.7.3.1).
     fn complete(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {
         let wqe = self.queue.get(self.queue.head);
         if wqe.signaled || status != Status::Success {
