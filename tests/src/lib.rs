@@ -14,6 +14,7 @@
 //! verbs as C calls them; [`gpu`], the cases of the reduction kernels; [`program`], what the programs of `src/bin` have in common; and for programs that are run as users run them [`process`], [`surroundings`] and
 //! [`section`], where what they came to is written.
 
+pub mod book;
 pub mod conformance;
 pub mod gpu;
 pub mod interop;
